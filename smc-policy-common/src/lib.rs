@@ -1,0 +1,9 @@
+//! Types and table look-ups shared by smc-policy's user space and its eBPF programs.
+//!
+//! Both sides compile the same [`table::decide`]: what the unit and property tests check in user space is, line for
+//! line, what runs in the kernel.
+#![no_std]
+
+pub mod counters;
+pub mod query;
+pub mod table;

@@ -1,0 +1,1 @@
+//! Policy core: pure, no system calls.

@@ -1,0 +1,1 @@
+//! Talks to the kernel's SMC: sockets (`SMC_DIAG`) and generic netlink.
