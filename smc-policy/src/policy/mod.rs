@@ -1,1 +1,28 @@
-//! Policy core: pure, no system calls.
+//! Policy core: pure, no system calls and no files.
+//!
+//! ```text
+//! texts --load--> Policy --compile--> Tables          (what the kernel searches)
+//!                   |------decide                     (the same meaning in plain code; tests hold both together)
+//!                   |------explain, run_tests, diff
+//! ```
+
+pub mod address;
+pub mod compile;
+pub mod decide;
+pub mod diagnostic;
+pub mod diff;
+pub mod explain;
+pub mod folder;
+pub mod load;
+pub mod model;
+pub mod ranges;
+pub mod test_blocks;
+
+pub use compile::{CompileError, Slots, Tables, compile};
+pub use decide::{By, Decision, decide};
+pub use diagnostic::{Code, Diagnostic, Record, Severity, SourceFile, render};
+pub use diff::{Change, diff};
+pub use explain::{Explanation, Question, explain};
+pub use load::{Loaded, load};
+pub use model::{Action, Defaults, Directions, Place, Policy, Rule, Test};
+pub use test_blocks::run_tests;
