@@ -1,2 +1,29 @@
+//! The eBPF programs of smc-policy.
+//!
+//! | file | programs |
+//! |---|---|
+//! | `hs_ctrl.rs` | the two callbacks of the kernel's `smc_hs_ctrl` (struct_ops) |
+//! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
+//!
+//! Loaded by smc-policy/src/kernel/object.rs. aya-obj only knows the section names of aya's own program types, so
+//! struct_ops programs stand in `fentry/` sections and the loader chooses their type by name.
 #![no_std]
 #![no_main]
+
+mod decision;
+mod hs_ctrl;
+mod maps;
+mod query;
+mod sock;
+
+/// The kernel refuses GPL-only helpers and struct_ops to programs without this.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+/// Never reached: the verifier follows every path and accepts no endless loop.
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

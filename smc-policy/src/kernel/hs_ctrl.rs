@@ -1,0 +1,281 @@
+//! The kernel's `smc_hs_ctrl` (net/smc/smc_hs_bpf.c, include/net/smc.h; Linux 6.19 and later with
+//! CONFIG_SMC_HS_CTRL_BPF): a struct_ops registered under a name, selected for a network namespace by writing that
+//! name to `net.smc.hs_ctrl`.
+//!
+//! The kernel keeps a registration without its maker: key 0 of the struct_ops map registers on update and unregisters
+//! on delete (no link: EOPNOTSUPP; no update in place). A namespace that still selects a deleted one goes on with it
+//! until its sysctl is written, so a removal clears the sysctl first.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya_obj::generated::bpf_map_type;
+
+use super::{
+    btf::{Btf, BtfError},
+    error::{Doing, KernelError},
+    object::{Callback, Prepared},
+    offsets::Offsets,
+    sys,
+};
+
+/// Names a namespace's choice; of the namespace that the process is in.
+pub const SYSCTL: &str = "/proc/sys/net/smc/hs_ctrl";
+/// Exists while SMC is there, whatever the kernel's version.
+pub const SMC_SYSCTLS: &str = "/proc/sys/net/smc";
+/// Every registration of ours begins with this; eight hexadecimal digits follow. 15 characters are the kernel's limit.
+const PREFIX: &str = "smcpol-";
+
+const KERNEL_STRUCT: &str = "smc_hs_ctrl";
+const VALUE_STRUCT: &str = "bpf_struct_ops_smc_hs_ctrl";
+
+/// What `net.smc.hs_ctrl` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selected {
+    /// Nothing: every connection negotiates.
+    None,
+    /// Instance `0` of this tool.
+    Ours(String),
+    /// Somebody else's.
+    Foreign(String),
+}
+
+impl Selected {
+    fn parse(text: &str) -> Self {
+        match text.trim_end_matches(['\n', '\0']) {
+            "" => Self::None,
+            name => match name.strip_prefix(PREFIX) {
+                Some(id) if is_instance_id(id) => Self::Ours(id.to_owned()),
+                _ => Self::Foreign(name.to_owned()),
+            },
+        }
+    }
+}
+
+/// Eight lower-case hexadecimal digits.
+pub fn is_instance_id(id: &str) -> bool {
+    id.len() == 8 && id.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The name instance `id` is registered under.
+pub fn name(id: &str) -> String {
+    format!("{PREFIX}{id}")
+}
+
+/// A map's name takes no hyphen.
+fn map_name(id: &str) -> String {
+    format!("smcpol_{id}")
+}
+
+/// Reads this namespace's choice.
+///
+/// # Errors
+/// [`KernelError::Missing`] when SMC or the hook is not there, [`KernelError::Io`].
+pub fn selected() -> Result<Selected, KernelError> {
+    match fs::read_to_string(SYSCTL) {
+        Ok(text) => Ok(Selected::parse(&text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(missing()),
+        Err(error) => Err(KernelError::Io { doing: format!("read {SYSCTL}"), error }),
+    }
+}
+
+/// Why there is no `net.smc.hs_ctrl`.
+fn missing() -> KernelError {
+    if Path::new(SMC_SYSCTLS).exists() {
+        KernelError::Missing {
+            feature: format!("this kernel ({}) has SMC but not its hook smc_hs_ctrl", super::release()),
+            next: "it comes with Linux 6.19 and CONFIG_SMC_HS_CTRL_BPF=y".into(),
+        }
+    } else {
+        KernelError::Missing {
+            feature: "SMC is not there (no net.smc sysctls)".into(),
+            next: "load it with `modprobe smc`, and at every boot with a line `smc` in /etc/modules-load.d/smc.conf; \
+                   a kernel without CONFIG_SMC cannot speak it"
+                .into(),
+        }
+    }
+}
+
+/// Makes `name` this namespace's choice; empty: none. One atomic exchange in the kernel.
+///
+/// # Errors
+/// [`KernelError::Missing`] when /proc/sys is read-only, [`KernelError::Io`] (EINVAL: no such registration).
+pub fn select(name: &str) -> Result<(), KernelError> {
+    // An empty write would not reach the kernel: a newline clears.
+    fs::write(SYSCTL, format!("{name}\n")).map_err(|error| match error.raw_os_error() {
+        Some(libc::EROFS) => KernelError::Missing {
+            feature: "/proc/sys is mounted read-only here, net.smc.hs_ctrl cannot be written".into(),
+            next: "run smc-policy on the host, or mount /proc/sys writable in this container".into(),
+        },
+        _ => KernelError::Io { doing: format!("write '{name}' to {SYSCTL}"), error },
+    })
+}
+
+/// Registers the programs under [`name`]`(id)`. The registration stays when this process ends, until
+/// [`unregister`]; the returned map is its handle.
+///
+/// # Errors
+/// [`KernelError::Missing`] without BTF of SMC, [`KernelError::Refused`], [`KernelError::Io`].
+pub fn register(prepared: &Prepared, types: &KernelTypes, id: &str) -> Result<OwnedFd, KernelError> {
+    let module = types.module.as_ref().map(AsFd::as_fd);
+    let mut value = vec![0u8; types.value_size as usize];
+    let data = types.data_offset as usize;
+    put(&mut value, data + types.name_offset as usize, name(id).as_bytes())?;
+    let mut programs = Vec::new();
+    for (callback, member) in &types.callbacks {
+        let program = prepared.load_callback(*callback, types.struct_id, member.index, module)?;
+        // The function pointer's place takes the program's descriptor.
+        put(&mut value, data + member.offset as usize, &(program.as_raw_fd() as u64).to_ne_bytes())?;
+        programs.push(program);
+    }
+    let map = sys::map_create_struct_ops(&map_name(id), types.value_size, types.value_id, prepared.btf()?, module)
+        .doing(|| "create the map that registers smc_hs_ctrl".into())?;
+    sys::map_update(map.as_fd(), 0, &value).doing(|| format!("register {} as smc_hs_ctrl", name(id)))?;
+    Ok(map)
+}
+
+fn put(value: &mut [u8], at: usize, bytes: &[u8]) -> Result<(), KernelError> {
+    value
+        .get_mut(at..at + bytes.len())
+        .map(|place| place.copy_from_slice(bytes))
+        .ok_or_else(|| KernelError::Object("the kernel's smc_hs_ctrl is smaller than its members".into()))
+}
+
+/// Removes a registration. Done already is done.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn unregister(map: BorrowedFd<'_>) -> Result<(), KernelError> {
+    match sys::map_delete(map, 0) {
+        Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
+            Err(e).doing(|| "unregister the old smc_hs_ctrl".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Every registration map of this tool in the kernel, with its instance id.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn registrations() -> Result<Vec<(String, OwnedFd)>, KernelError> {
+    let maps = sys::maps().doing(|| "list the kernel's BPF maps".into())?;
+    Ok(maps
+        .into_iter()
+        .filter(|(info, _)| info.kind == bpf_map_type::BPF_MAP_TYPE_STRUCT_OPS as u32)
+        .filter_map(|(info, fd)| {
+            let id = info.name.strip_prefix("smcpol_")?;
+            is_instance_id(id).then(|| (id.to_owned(), fd))
+        })
+        .collect())
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CallbackMember {
+    index: u32,
+    /// Bytes from the start of the struct.
+    offset: u32,
+}
+
+/// What the running kernel's BTF says of `smc_hs_ctrl` and of the sockets handed to it.
+#[derive(Debug)]
+pub struct KernelTypes {
+    /// The smc module's BTF object; none when SMC is built in.
+    module: Option<OwnedFd>,
+    struct_id: u32,
+    value_id: u32,
+    value_size: u32,
+    data_offset: u32,
+    name_offset: u32,
+    callbacks: Vec<(Callback, CallbackMember)>,
+    /// Where the socket fields are.
+    pub offsets: Offsets,
+}
+
+impl KernelTypes {
+    /// Reads them from /sys/kernel/btf.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] when the kernel has no BTF, [`KernelError::Btf`], [`KernelError::Io`].
+    pub fn read() -> Result<Self, KernelError> {
+        let vmlinux = Btf::parse(read_btf("vmlinux")?, None)?;
+        let offsets = Offsets::find(&vmlinux)?;
+        // Built in, the value's type is in vmlinux; else in the module's BTF.
+        if vmlinux.structure(VALUE_STRUCT).is_ok() {
+            return Ok(Self::find(&vmlinux, None, offsets)?);
+        }
+        let module = Btf::parse(read_btf("smc")?, Some(&vmlinux))?;
+        let object = sys::kernel_btf("smc")
+            .doing(|| "open the BTF of the module smc".into())?
+            .ok_or_else(|| no_btf("smc"))?;
+        Ok(Self::find(&module, Some(object), offsets)?)
+    }
+
+    fn find(btf: &Btf<'_>, module: Option<OwnedFd>, offsets: Offsets) -> Result<Self, BtfError> {
+        let value_id = btf.structure(VALUE_STRUCT)?;
+        let missing = |name: &str| BtfError::NoMember(VALUE_STRUCT.into(), name.into());
+        let data = btf.members(value_id).into_iter().find(|m| m.name == "data").ok_or_else(|| missing("data"))?;
+        // A module may carry its own copy of the struct: the one the value holds counts.
+        let struct_id = btf.resolve(data.type_id);
+        let members = btf.members(struct_id);
+        let member = |name: &str| {
+            members
+                .iter()
+                .position(|m| m.name == name)
+                .map(|i| CallbackMember { index: i as u32, offset: members[i].bits / 8 })
+                .ok_or_else(|| BtfError::NoMember(KERNEL_STRUCT.into(), name.into()))
+        };
+        Ok(Self {
+            value_size: btf.size(value_id).ok_or_else(|| missing("size"))?,
+            data_offset: data.bits / 8,
+            name_offset: member("name")?.offset,
+            callbacks: [Callback::Syn, Callback::SynAck]
+                .into_iter()
+                .map(|c| Ok((c, member(c.member())?)))
+                .collect::<Result<_, BtfError>>()?,
+            module,
+            struct_id,
+            value_id,
+            offsets,
+        })
+    }
+}
+
+fn no_btf(name: &str) -> KernelError {
+    KernelError::Missing {
+        feature: format!("the kernel has no type information /sys/kernel/btf/{name}"),
+        next: "it needs CONFIG_DEBUG_INFO_BTF=y (and CONFIG_DEBUG_INFO_BTF_MODULES=y when smc is a module)".into(),
+    }
+}
+
+fn read_btf(name: &str) -> Result<Vec<u8>, KernelError> {
+    let path = format!("/sys/kernel/btf/{name}");
+    match fs::read(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_btf(name)),
+        other => other.doing(|| format!("read {path}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_name_is_it() {
+        assert_eq!(Selected::parse(""), Selected::None);
+        assert_eq!(Selected::parse("\n"), Selected::None);
+        assert_eq!(Selected::parse("smcpol-0123abcd\n"), Selected::Ours("0123abcd".into()));
+        assert_eq!(Selected::parse("smcpol-0123ABCD\n"), Selected::Foreign("smcpol-0123ABCD".into()));
+        assert_eq!(Selected::parse("smcpol-1\n"), Selected::Foreign("smcpol-1".into()));
+        assert_eq!(Selected::parse("linkcheck\n"), Selected::Foreign("linkcheck".into()));
+    }
+
+    #[test]
+    fn names_fit_the_kernel() {
+        assert_eq!(name("0123abcd").len(), sys::NAME_MAX);
+        assert_eq!(map_name("0123abcd").len(), sys::NAME_MAX);
+    }
+}

@@ -1,0 +1,50 @@
+//! Where the socket fields that the programs read are in the running kernel.
+
+use super::btf::{Btf, BtfError};
+
+/// The value that a program takes for "this kernel has no such field" (smc-policy-ebpf/src/sock.rs).
+const ABSENT: u32 = u32::MAX;
+
+/// Global of the object, struct, member path, and whether a kernel may lack it.
+const FIELDS: [(&str, &str, &str, bool); 11] = [
+    ("OFF_FAMILY", "sock_common", "skc_family", false),
+    ("OFF_DADDR", "sock_common", "skc_daddr", false),
+    ("OFF_SADDR", "sock_common", "skc_rcv_saddr", false),
+    ("OFF_DPORT", "sock_common", "skc_dport", false),
+    ("OFF_NUM", "sock_common", "skc_num", false),
+    // Without CONFIG_IPV6.
+    ("OFF_V6_DADDR", "sock_common", "skc_v6_daddr", true),
+    ("OFF_V6_SADDR", "sock_common", "skc_v6_rcv_saddr", true),
+    // Only tell first transmissions from later ones.
+    ("OFF_RETRANSMITS", "tcp_sock", "inet_conn.icsk_retransmits", true),
+    ("OFF_REQ_RETRANS", "inet_request_sock", "req.num_retrans", true),
+    ("OFF_REQ_TIMEOUT", "inet_request_sock", "req.timeout", true),
+    ("OFF_REQ_EXPIRES", "inet_request_sock", "req.rsk_timer.expires", true),
+];
+
+/// Byte offsets, ready to be written into the object's globals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offsets(Vec<(&'static str, u32)>);
+
+impl Offsets {
+    /// Looks the fields up in vmlinux's BTF.
+    ///
+    /// # Errors
+    /// [`BtfError`] when a field is missing that every kernel must have.
+    pub fn find(vmlinux: &Btf<'_>) -> Result<Self, BtfError> {
+        FIELDS
+            .iter()
+            .map(|(global, structure, path, optional)| match vmlinux.offset(structure, path) {
+                Ok(offset) => Ok((*global, offset)),
+                Err(_) if *optional => Ok((*global, ABSENT)),
+                Err(e) => Err(e),
+            })
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Name and value of each global.
+    pub fn globals(&self) -> impl Iterator<Item = (&'static str, u32)> + '_ {
+        self.0.iter().copied()
+    }
+}

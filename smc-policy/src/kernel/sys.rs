@@ -1,0 +1,571 @@
+//! bpf(2), memory-mapped arrays and membarrier(2): the only file of the kernel layer with `unsafe` in it.
+//!
+//! Everything here is a thin, safe wrapper: lengths are taken from slices and from what the kernel says of a map, file
+//! descriptors are owned.
+
+use std::{
+    ffi::CString,
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use aya_obj::generated::{
+    bpf_attach_type, bpf_attr, bpf_btf_info, bpf_cmd, bpf_insn, bpf_map_info, bpf_map_type, bpf_prog_info,
+    bpf_prog_type,
+};
+
+/// The value's type is in a module's BTF (`BPF_F_VTYPE_BTF_OBJ_FD`, include/uapi/linux/bpf.h, Linux 6.9).
+const BPF_F_VTYPE_BTF_OBJ_FD: u32 = 1 << 15;
+/// Longest name the kernel keeps, without the final NUL (BPF_OBJ_NAME_LEN).
+pub const NAME_MAX: usize = 15;
+
+fn attr() -> bpf_attr {
+    // SAFETY: bpf_attr is a union of plain integers; the kernel takes zero for every field that is not meant.
+    unsafe { mem::zeroed() }
+}
+
+fn bpf(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
+    // SAFETY: the kernel reads and writes at most the given size of `attr`; pointers inside it are the callers'
+    // business: each caller below keeps what they point to alive over the call.
+    let r = unsafe { libc::syscall(libc::SYS_bpf, cmd as libc::c_long, ptr::from_mut(attr), size_of::<bpf_attr>()) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
+}
+
+fn bpf_fd(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    let fd = bpf(cmd, attr)?;
+    // SAFETY: the command returned a new file descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn object_name(name: &str) -> [libc::c_char; 16] {
+    let mut out = [0; 16];
+    for (o, b) in out.iter_mut().zip(name.bytes().take(NAME_MAX)) {
+        *o = b as libc::c_char;
+    }
+    out
+}
+
+fn name_of(raw: &[libc::c_char]) -> String {
+    let bytes: Vec<u8> = raw.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn path_arg(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a path with a NUL byte"))
+}
+
+/// What a map is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct MapSpec<'a> {
+    /// At most [`NAME_MAX`] characters; longer ones are cut.
+    pub name: &'a str,
+    /// `BPF_MAP_TYPE_*`.
+    pub kind: u32,
+    /// Bytes a key.
+    pub key_size: u32,
+    /// Bytes a value.
+    pub value_size: u32,
+    /// Elements.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+}
+
+/// What the kernel says of a map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapInfo {
+    /// The kernel's id.
+    pub id: u32,
+    /// `BPF_MAP_TYPE_*`.
+    pub kind: u32,
+    /// Bytes a value.
+    pub value_size: u32,
+    /// Elements.
+    pub max_entries: u32,
+    /// Name, at most [`NAME_MAX`] characters.
+    pub name: String,
+}
+
+/// Creates a map.
+///
+/// # Errors
+/// The system call's: EPERM (no CAP_BPF), ENOMEM, EINVAL (a kernel without this type or flag), ...
+pub fn map_create(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_1.map_type = spec.kind;
+    a.__bindgen_anon_1.key_size = spec.key_size;
+    a.__bindgen_anon_1.value_size = spec.value_size;
+    a.__bindgen_anon_1.max_entries = spec.max_entries;
+    a.__bindgen_anon_1.map_flags = spec.flags;
+    a.__bindgen_anon_1.map_name = object_name(spec.name);
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut a)
+}
+
+/// Creates an array of maps with one element, which is `inner`.
+///
+/// # Errors
+/// The system call's.
+pub fn map_create_outer(name: &str, inner: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    a.__bindgen_anon_1.key_size = 4;
+    a.__bindgen_anon_1.value_size = 4;
+    a.__bindgen_anon_1.max_entries = 1;
+    a.__bindgen_anon_1.inner_map_fd = inner.as_raw_fd() as u32;
+    a.__bindgen_anon_1.map_name = object_name(name);
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut a)
+}
+
+/// Creates a struct_ops map whose value is the kernel's type `value_type`; `module` is the BTF object it lives in, none
+/// for vmlinux. The kernel also wants a BTF of the caller's (`own_btf`), whatever is in it.
+///
+/// # Errors
+/// The system call's.
+pub fn map_create_struct_ops(
+    name: &str,
+    value_size: u32,
+    value_type: u32,
+    own_btf: BorrowedFd<'_>,
+    module: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_STRUCT_OPS as u32;
+    a.__bindgen_anon_1.key_size = 4;
+    a.__bindgen_anon_1.value_size = value_size;
+    a.__bindgen_anon_1.max_entries = 1;
+    a.__bindgen_anon_1.map_name = object_name(name);
+    a.__bindgen_anon_1.btf_fd = own_btf.as_raw_fd() as u32;
+    a.__bindgen_anon_1.btf_vmlinux_value_type_id = value_type;
+    if let Some(module) = module {
+        a.__bindgen_anon_1.map_flags = BPF_F_VTYPE_BTF_OBJ_FD;
+        a.__bindgen_anon_1.value_type_btf_obj_fd = module.as_raw_fd();
+    }
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut a)
+}
+
+/// What the kernel says of a map.
+///
+/// # Errors
+/// The system call's.
+pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    // SAFETY: plain integers.
+    let mut info: bpf_map_info = unsafe { mem::zeroed() };
+    object_info(map, &mut info)?;
+    Ok(MapInfo {
+        id: info.id,
+        kind: info.type_,
+        value_size: info.value_size,
+        max_entries: info.max_entries,
+        name: name_of(&info.name),
+    })
+}
+
+fn object_info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
+    let mut a = attr();
+    a.info.bpf_fd = fd.as_raw_fd() as u32;
+    a.info.info_len = size_of::<T>() as u32;
+    a.info.info = ptr::from_mut(info) as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut a).map(drop)
+}
+
+/// Bytes that the kernel copies for one value: per-CPU maps have one of `value_size`, rounded up to 8, for every
+/// possible CPU (`bpf_map_value_size`, kernel/bpf/syscall.c).
+fn user_value_size(map: BorrowedFd<'_>) -> io::Result<usize> {
+    let info = map_info(map)?;
+    let per_cpu = [bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY as u32, bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32];
+    Ok(if per_cpu.contains(&info.kind) {
+        (info.value_size as usize).next_multiple_of(8) * super::cpus::possible()?
+    } else {
+        info.value_size as usize
+    })
+}
+
+fn wrong_size() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "a buffer of another size than the map's key or value")
+}
+
+/// Stores `value` under the 32-bit `key`. A struct_ops map with key 0 registers its struct.
+///
+/// # Errors
+/// `InvalidInput` when `value` is not exactly one value of the map; the system call's.
+pub fn map_update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
+    if value.len() != user_value_size(map)? {
+        return Err(wrong_size());
+    }
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
+    a.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
+    bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut a).map(drop)
+}
+
+/// Puts `inner` into element 0 of an array of maps, which waits for an RCU grace period
+/// (`maybe_wait_bpf_programs`, kernel/bpf/syscall.c).
+///
+/// # Errors
+/// The system call's.
+pub fn map_update_outer(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Result<()> {
+    map_update(outer, 0, &(inner.as_raw_fd() as u32).to_ne_bytes())
+}
+
+/// Reads the value under the 32-bit `key`.
+///
+/// # Errors
+/// ENOENT, or the system call's.
+pub fn map_lookup(map: BorrowedFd<'_>, key: u32) -> io::Result<Vec<u8>> {
+    let mut value = vec![0u8; user_value_size(map)?];
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
+    a.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+    bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut a)?;
+    Ok(value)
+}
+
+/// Deletes the 32-bit `key`. A struct_ops map with key 0 unregisters its struct.
+///
+/// # Errors
+/// ENOENT, or the system call's.
+pub fn map_delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
+    bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut a).map(drop)
+}
+
+/// Makes a map read-only for user space; the verifier then takes its values as constants.
+///
+/// # Errors
+/// The system call's.
+pub fn map_freeze(map: BorrowedFd<'_>) -> io::Result<()> {
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_MAP_FREEZE, &mut a).map(drop)
+}
+
+/// The maps of the system by id, those that can be opened (CAP_SYS_ADMIN). A map that goes away meanwhile is left out.
+///
+/// # Errors
+/// The system call's, but not ENOENT.
+pub fn maps() -> io::Result<Vec<(MapInfo, OwnedFd)>> {
+    let mut out = Vec::new();
+    let mut id = 0;
+    loop {
+        let mut a = attr();
+        a.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+        match bpf(bpf_cmd::BPF_MAP_GET_NEXT_ID, &mut a) {
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(out),
+            Err(e) => return Err(e),
+        }
+        // SAFETY: the kernel wrote next_id; all of the union is integers.
+        id = unsafe { a.__bindgen_anon_6.next_id };
+        let mut a = attr();
+        a.__bindgen_anon_6.__bindgen_anon_1.map_id = id;
+        match bpf_fd(bpf_cmd::BPF_MAP_GET_FD_BY_ID, &mut a) {
+            Ok(fd) => out.push((map_info(fd.as_fd())?, fd)),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Pins a map or program; the path must be on bpffs.
+///
+/// # Errors
+/// EPERM also when the path is not on bpffs; EEXIST; the system call's.
+pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = path_arg(path)?;
+    let mut a = attr();
+    a.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    a.__bindgen_anon_4.bpf_fd = fd.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_OBJ_PIN, &mut a).map(drop)
+}
+
+/// Opens a pinned map or program.
+///
+/// # Errors
+/// ENOENT, EPERM, or the system call's.
+pub fn get_pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = path_arg(path)?;
+    let mut a = attr();
+    a.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    bpf_fd(bpf_cmd::BPF_OBJ_GET, &mut a)
+}
+
+/// Hands a BTF to the kernel.
+///
+/// # Errors
+/// The system call's.
+pub fn btf_load(btf: &[u8]) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_7.btf = btf.as_ptr() as u64;
+    a.__bindgen_anon_7.btf_size = btf.len() as u32;
+    bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut a)
+}
+
+/// The kernel's BTF object called `name` ("vmlinux" or a module). `None`: there is none.
+///
+/// # Errors
+/// The system call's (EPERM without CAP_SYS_ADMIN).
+pub fn kernel_btf(name: &str) -> io::Result<Option<OwnedFd>> {
+    let mut id = 0;
+    loop {
+        let mut a = attr();
+        a.__bindgen_anon_6.__bindgen_anon_1.start_id = id;
+        match bpf(bpf_cmd::BPF_BTF_GET_NEXT_ID, &mut a) {
+            Ok(_) => {}
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            Err(e) => return Err(e),
+        }
+        // SAFETY: the kernel wrote next_id; all of the union is integers.
+        id = unsafe { a.__bindgen_anon_6.next_id };
+        let mut a = attr();
+        a.__bindgen_anon_6.__bindgen_anon_1.btf_id = id;
+        let fd = match bpf_fd(bpf_cmd::BPF_BTF_GET_FD_BY_ID, &mut a) {
+            Ok(fd) => fd,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
+            Err(e) => return Err(e),
+        };
+        let mut text = [0u8; 64];
+        // SAFETY: plain integers.
+        let mut info: bpf_btf_info = unsafe { mem::zeroed() };
+        info.name = text.as_mut_ptr() as u64;
+        info.name_len = text.len() as u32;
+        object_info(fd.as_fd(), &mut info)?;
+        let end = text.iter().position(|b| *b == 0).unwrap_or(text.len());
+        if info.kernel_btf != 0 && &text[..end] == name.as_bytes() {
+            return Ok(Some(fd));
+        }
+    }
+}
+
+/// A program to load.
+#[derive(Clone, Copy)]
+pub struct ProgramSpec<'a> {
+    /// At most [`NAME_MAX`] characters; longer ones are cut.
+    pub name: &'a str,
+    /// Program type.
+    pub kind: bpf_prog_type,
+    /// Instructions, relocated.
+    pub instructions: &'a [bpf_insn],
+    /// Licence, which opens GPL-only helpers.
+    pub license: &'a CString,
+    /// The object's BTF with its function records (bytes, bytes a record).
+    pub btf: Option<(BorrowedFd<'a>, &'a [u8], usize)>,
+    /// struct_ops: the kernel struct's BTF id, the member's index, the module's BTF object (none: vmlinux).
+    pub struct_ops: Option<(u32, u32, Option<BorrowedFd<'a>>)>,
+}
+
+/// Why the kernel refused a program.
+#[derive(Debug)]
+pub struct LoadError {
+    /// The system call's error.
+    pub error: io::Error,
+    /// The verifier's log, empty when it said nothing.
+    pub log: String,
+}
+
+/// Loads a program.
+///
+/// # Errors
+/// The system call's with the verifier's log.
+pub fn prog_load(spec: &ProgramSpec<'_>) -> Result<OwnedFd, LoadError> {
+    let attempt = |log: &mut [u8]| {
+        let mut a = attr();
+        // Writing Copy fields of a union of integers is safe; the pointers all outlive the call.
+        a.__bindgen_anon_3.prog_type = spec.kind as u32;
+        a.__bindgen_anon_3.prog_name = object_name(spec.name);
+        a.__bindgen_anon_3.insns = spec.instructions.as_ptr() as u64;
+        a.__bindgen_anon_3.insn_cnt = spec.instructions.len() as u32;
+        a.__bindgen_anon_3.license = spec.license.as_ptr() as u64;
+        if let Some((btf, records, record_size)) = spec.btf {
+            a.__bindgen_anon_3.prog_btf_fd = btf.as_raw_fd() as u32;
+            a.__bindgen_anon_3.func_info_rec_size = record_size as u32;
+            a.__bindgen_anon_3.func_info = records.as_ptr() as u64;
+            a.__bindgen_anon_3.func_info_cnt = (records.len() / record_size.max(1)) as u32;
+        }
+        if let Some((id, member, module)) = spec.struct_ops {
+            a.__bindgen_anon_3.attach_btf_id = id;
+            a.__bindgen_anon_3.expected_attach_type = member;
+            if let Some(module) = module {
+                a.__bindgen_anon_3.__bindgen_anon_1.attach_btf_obj_fd = module.as_raw_fd() as u32;
+            }
+        }
+        if !log.is_empty() {
+            a.__bindgen_anon_3.log_level = 1;
+            a.__bindgen_anon_3.log_buf = log.as_mut_ptr() as u64;
+            a.__bindgen_anon_3.log_size = log.len() as u32;
+        }
+        bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut a)
+    };
+    attempt(&mut []).or_else(|error| {
+        // Only a refusal by the verifier is worth its log.
+        if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM)) {
+            return Err(LoadError { error, log: String::new() });
+        }
+        let mut log = vec![0u8; 1 << 20];
+        attempt(&mut log).map_err(|error| {
+            let end = log.iter().position(|b| *b == 0).unwrap_or(log.len());
+            LoadError { error, log: String::from_utf8_lossy(&log[..end]).trim_end().to_owned() }
+        })
+    })
+}
+
+/// Instructions the verifier followed for a program (Linux 5.16).
+///
+/// # Errors
+/// The system call's.
+pub fn verified_instructions(prog: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: plain integers.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    object_info(prog, &mut info)?;
+    Ok(info.verified_insns)
+}
+
+/// Result of a test run.
+#[derive(Clone, Copy, Debug)]
+pub struct TestRun {
+    /// What the program returned.
+    pub returned: u32,
+    /// Mean duration of one repetition, ns.
+    pub nanoseconds: u32,
+}
+
+/// Runs a program on `packet`, which is overwritten by what the program made of it.
+///
+/// # Errors
+/// The system call's; ENOSPC when the program made the packet longer.
+pub fn test_run(prog: BorrowedFd<'_>, packet: &mut [u8], repeat: u32) -> io::Result<TestRun> {
+    let input = packet.to_vec();
+    let mut a = attr();
+    a.test.prog_fd = prog.as_raw_fd() as u32;
+    a.test.data_in = input.as_ptr() as u64;
+    a.test.data_size_in = input.len() as u32;
+    a.test.data_out = packet.as_mut_ptr() as u64;
+    a.test.data_size_out = packet.len() as u32;
+    a.test.repeat = repeat;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut a)?;
+    // SAFETY: the kernel wrote the results into `test`; all of the union is integers.
+    unsafe { Ok(TestRun { returned: a.test.retval, nanoseconds: a.test.duration }) }
+}
+
+/// An array map of 8-byte elements (created with BPF_F_MMAPABLE) in this process's memory, shared with the kernel's
+/// programs.
+#[derive(Debug)]
+pub struct SharedCells {
+    cells: NonNull<AtomicU64>,
+    len: usize,
+    bytes: usize,
+}
+
+// SAFETY: it owns the mapping, and every access goes through atomics.
+unsafe impl Send for SharedCells {}
+
+impl SharedCells {
+    /// Maps the array, for reading only or for writing too.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the elements are not of 8 bytes; mmap(2)'s.
+    pub fn map(map: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
+        let info = map_info(map)?;
+        if info.value_size != 8 || info.kind != bpf_map_type::BPF_MAP_TYPE_ARRAY as u32 || info.max_entries == 0 {
+            return Err(wrong_size());
+        }
+        let len = info.max_entries as usize;
+        let bytes = len * 8;
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a fresh mapping chosen by the kernel; the fd is a map of at least `bytes` bytes, rounded up to pages
+        // (`array_map_mmap`, kernel/bpf/arraymap.c).
+        let p = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), 0) };
+        match NonNull::new(p.cast()) {
+            Some(cells) if p != libc::MAP_FAILED => Ok(Self { cells, len, bytes }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The elements. A store through a read-only mapping would fault: [`Self::fill`] and [`Self::store`] are for writable ones.
+    fn cells(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping holds `len` aligned 8-byte elements as long as self lives; other processes and the
+        // kernel may write them at any time, which atomics allow.
+        unsafe { std::slice::from_raw_parts(self.cells.as_ptr(), self.len) }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a map has at least one element.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Element `index`.
+    pub fn load(&self, index: usize) -> Option<u64> {
+        self.cells().get(index).map(|c| c.load(Ordering::Acquire))
+    }
+
+    /// Stores one element; everything written before is visible before it.
+    pub fn store(&self, index: usize, value: u64) -> bool {
+        match self.cells().get(index) {
+            Some(c) => {
+                c.store(value, Ordering::Release);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Writes `values` from the start and zeroes nothing behind them.
+    pub fn fill(&self, values: &[u64]) -> bool {
+        if values.len() > self.len {
+            return false;
+        }
+        for (cell, value) in self.cells().iter().zip(values) {
+            cell.store(*value, Ordering::Relaxed);
+        }
+        true
+    }
+}
+
+impl Drop for SharedCells {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
+        unsafe { libc::munmap(self.cells.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Waits for an RCU grace period: `membarrier(MEMBARRIER_CMD_GLOBAL)` (kernel/sched/membarrier.c). On a machine with
+/// one CPU the kernel returns at once, and with nohz_full CPUs it refuses.
+///
+/// # Errors
+/// EINVAL, ENOSYS, or another of the system call's.
+pub fn membarrier_global() -> io::Result<()> {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_long = 1;
+    // SAFETY: no pointers.
+    let r = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The magic number of the file system that `path` is on.
+///
+/// # Errors
+/// statfs(2)'s.
+pub fn filesystem_magic(path: &Path) -> io::Result<i64> {
+    let path = path_arg(path)?;
+    // SAFETY: plain integers.
+    let mut answer: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY: the path ends with a NUL, `answer` is a valid place for the answer.
+    if unsafe { libc::statfs(path.as_ptr(), &mut answer) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(answer.f_type)
+}
+
+const _: () = assert!(bpf_attach_type::BPF_STRUCT_OPS as u32 == 44);
