@@ -1,0 +1,233 @@
+//! The reference builder: one rustc, its library sources, one bpf-linker. Only these define the committed bytes.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::lock::Builder;
+use crate::{
+    error::{Error, Result},
+    exec, files,
+    paths::{self, Cache},
+};
+
+/// Release of the reference rustc.
+pub(crate) const RELEASE: &str = "1.95.0";
+/// Its commit: another build of the same release may give other bytes.
+const COMMIT: &str = "59807616e1fa2540724bfbac14d7976d7e4a3860";
+/// The linker and how to build it against the LLVM library that the rustc of this release brings.
+const LINKER: &str = "0.13.0";
+const LINKER_FEATURES: &str = "llvm-22,no-llvm-linking";
+const LLVM: &str = "LLVM-22-rust-1.95.0-stable";
+/// The library's sources, as they may lie in the shared folder.
+const LIBRARY_ARCHIVE: &str = "toolchain/rust-library-1.95.0-trim.tar.xz";
+const LIBRARY_SHA256: &str = "4f2abe97f8fa3ccf32e27adc28a1478753d716706a97c98b993de86c5671b62b";
+
+/// The reference rustc as people name it.
+pub(crate) fn wanted() -> String {
+    format!("rustc {RELEASE} ({})", super::short(COMMIT))
+}
+
+/// A rustc on this machine.
+struct Rustc {
+    /// Put before `cargo` and `rustc`: empty, or `rustup run TOOLCHAIN`.
+    prefix: Vec<OsString>,
+    release: String,
+    commit: String,
+    host: String,
+    sysroot: PathBuf,
+}
+
+impl Rustc {
+    fn probe(prefix: Vec<OsString>) -> Result<Self> {
+        let verbose = exec::capture(program(&prefix, "rustc").arg("-vV"))?;
+        let field = |name: &str| {
+            let value = verbose.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            value.trim().to_owned()
+        };
+        let sysroot = exec::capture(program(&prefix, "rustc").args(["--print", "sysroot"]))?;
+        Ok(Self {
+            release: field("release:"),
+            commit: field("commit-hash:"),
+            host: field("host:"),
+            sysroot: PathBuf::from(sysroot.trim()),
+            prefix,
+        })
+    }
+
+    fn is_reference(&self) -> bool {
+        self.commit == COMMIT
+    }
+}
+
+fn program(prefix: &[OsString], name: &str) -> Command {
+    match prefix {
+        [] => Command::new(name),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(name);
+            command
+        }
+    }
+}
+
+/// Everything the objects are built with.
+pub(crate) struct Reference {
+    rustc: Rustc,
+    /// The `library` folder, and whether cargo has to be told where it is.
+    library: PathBuf,
+    library_in_sysroot: bool,
+    linker: PathBuf,
+}
+
+impl Reference {
+    /// Finds the reference builder or puts it together in the cache. The inner error names the compiler that is here
+    /// instead.
+    pub(crate) fn find(cache: &Cache) -> Result<std::result::Result<Self, String>> {
+        let active = Rustc::probe(Vec::new())?;
+        let rustc = if active.is_reference() {
+            active
+        } else {
+            let by_rustup = ["rustup", "run", RELEASE].map(OsString::from).to_vec();
+            match Rustc::probe(by_rustup) {
+                Ok(other) if other.is_reference() => other,
+                _ => return Ok(Err(format!("rustc {} ({})", active.release, super::short(&active.commit)))),
+            }
+        };
+        let in_sysroot = rustc.sysroot.join("lib/rustlib/src/rust/library");
+        let library_in_sysroot = in_sysroot.join("Cargo.lock").is_file();
+        let library = if library_in_sysroot { in_sysroot } else { library_sources(cache)? };
+        let linker = bpf_linker(cache, &rustc)?;
+        Ok(Ok(Self { rustc, library, library_in_sysroot, linker }))
+    }
+
+    /// bpf-linker's path.
+    pub(crate) fn linker(&self) -> &Path {
+        &self.linker
+    }
+
+    /// Removes the DWARF sections, which only bpf-linker needed (it makes BTF of them): a tenth remains. The tool is
+    /// part of the rustc component.
+    pub(crate) fn strip(&self, from: &Path, to: &Path) -> Result<()> {
+        let lib = self.rustc.sysroot.join("lib");
+        let tool = lib.join("rustlib").join(&self.rustc.host).join("bin/rust-objcopy");
+        let mut command = Command::new(tool);
+        exec::run(command.env("LD_LIBRARY_PATH", lib).arg("--strip-debug").arg(from).arg(to))
+    }
+
+    /// `cargo` of the reference toolchain, set up to compile `core` from source and deaf to the user's settings.
+    pub(crate) fn cargo(&self) -> Command {
+        let mut command = program(&self.rustc.prefix, "cargo");
+        clean(&mut command);
+        command.env("RUSTC_BOOTSTRAP", "1");
+        if !self.library_in_sysroot {
+            command.env("__CARGO_TESTS_ONLY_SRC_ROOT", &self.library);
+        }
+        command
+    }
+
+    /// Folders whose place differs between machines, and what they are called in the objects.
+    pub(crate) fn folders(&self) -> Result<Vec<(PathBuf, &'static str)>> {
+        let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
+            let home = std::env::var_os("HOME")?;
+            Some(Path::new(&home).join(".cargo"))
+        });
+        let home = home.ok_or_else(|| Error::new("cargo's home is unknown").next("set CARGO_HOME"))?;
+        let mut folders = vec![(self.library.clone(), "/rust/library"), (paths::workspace(), "/smc-policy")];
+        // One folder for each registry or mirror of it, with a hash of its address in the name.
+        let sources = home.join("registry/src");
+        for entry in std::fs::read_dir(&sources).map_err(|e| Error::io("read", &sources, &e))? {
+            let entry = entry.map_err(|e| Error::io("read", &sources, &e))?;
+            folders.push((entry.path(), "/registry"));
+        }
+        Ok(folders)
+    }
+
+    /// What goes into the lock file.
+    pub(crate) fn record(&self) -> Result<Builder> {
+        let core = self.library.join("core/src");
+        let mut sources = files::PartsHash::default();
+        for path in files::walk(&core)? {
+            let relative = path.strip_prefix(&core).unwrap_or(&path).to_string_lossy().into_owned();
+            if relative.ends_with(".rs") {
+                sources.add(&relative, &files::read(&path)?);
+            }
+        }
+        Ok(Builder {
+            rustc: self.rustc.release.clone(),
+            rustc_commit: self.rustc.commit.clone(),
+            core_sources: sources.finish(),
+            bpf_linker: LINKER.to_owned(),
+        })
+    }
+}
+
+/// Takes away what the surrounding cargo and the user's environment would pass on.
+fn clean(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        let prefixes = ["CARGO_PROFILE_", "CARGO_BUILD_", "CARGO_TARGET_", "CARGO_UNSTABLE_", "CARGO_PKG_"];
+        let names =
+            ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"];
+        if prefixes.iter().any(|prefix| text.starts_with(prefix)) || names.contains(&&*text) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+/// The library's sources where rustup has not installed them.
+fn library_sources(cache: &Cache) -> Result<PathBuf> {
+    let dir = cache.dir(&format!("rust-library-{RELEASE}"), |partial| {
+        let archive = paths::shared().join(LIBRARY_ARCHIVE);
+        if archive.is_file() {
+            let found = files::sha256_file(&archive)?;
+            if found != LIBRARY_SHA256 {
+                return Err(Error::new(format!(
+                    "{} is not the archive expected (sha256 {found})",
+                    archive.display()
+                )));
+            }
+            return exec::run(Command::new("tar").arg("-xJf").arg(&archive).arg("-C").arg(partial));
+        }
+        Err(Error::new(format!("no library sources of {}", wanted()))
+            .next(format!("run `rustup component add rust-src --toolchain {RELEASE}`")))
+    })?;
+    Ok(dir.join("library"))
+}
+
+/// bpf-linker, built against the LLVM library inside the toolchain: no LLVM package is needed, and the LLVM is always
+/// the one that wrote the bitcode.
+fn bpf_linker(cache: &Cache, rustc: &Rustc) -> Result<PathBuf> {
+    let lib = rustc.sysroot.join("lib");
+    // The linker finds the library by the toolchain's path: another toolchain folder is another entry.
+    let place = files::sha256(lib.as_os_str().as_encoded_bytes());
+    let name = format!("bpf-linker-{LINKER}-{}", super::short(&place));
+    let dir = cache.dir(&name, |partial| {
+        println!("building bpf-linker {LINKER} (once, about two minutes)");
+        let mut command = program(&rustc.prefix, "cargo");
+        clean(&mut command);
+        let lib = lib.to_string_lossy();
+        let flags =
+            [&format!("-Lnative={lib}"), &format!("-ldylib={LLVM}"), &format!("-Clink-arg=-Wl,-rpath,{lib}")];
+        command.env("CARGO_ENCODED_RUSTFLAGS", flags.map(String::as_str).join("\x1f"));
+        command.env("CARGO_TARGET_DIR", partial.join("target"));
+        command.args(["install", "bpf-linker", "--version", LINKER, "--locked", "--no-track"]);
+        command.args(["--no-default-features", "--features", LINKER_FEATURES, "--root"]).arg(partial);
+        // Outside the workspace: its configuration is not for this build.
+        exec::run(command.current_dir("/"))?;
+        files::remove_tree(&partial.join("target"))
+    })?;
+    let linker = dir.join("bin/bpf-linker");
+    let version = exec::capture(Command::new(&linker).arg("--version")).map_err(|e| {
+        Error::new(format!("{} does not start: {e}", linker.display()))
+            .next(format!("delete {} and try again", dir.display()))
+    })?;
+    if version.trim() == format!("bpf-linker {LINKER}") {
+        Ok(linker)
+    } else {
+        Err(Error::new(format!("{} calls itself {:?}", linker.display(), version.trim()))
+            .next(format!("delete {} and try again", dir.display())))
+    }
+}
