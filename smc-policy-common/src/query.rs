@@ -76,7 +76,11 @@ pub const PACKET_QUERIES: usize = 64;
 impl WireQuery {
     /// The wire form of `query`.
     pub const fn new(query: &Query) -> Self {
-        Self { peer: query.peer, local: query.local, meta: query.port as u64 | (query.direction as u64) << 16 }
+        Self {
+            peer: query.peer,
+            local: query.local,
+            meta: query.port as u64 | (query.direction as u64) << 16,
+        }
     }
 
     /// Reads `meta` back. Any bit pattern is a query.
@@ -101,9 +105,9 @@ impl WireAnswer {
     pub const fn new(verdict: Option<crate::table::Verdict>) -> Self {
         match verdict {
             None => Self(Self::ANSWERED),
-            Some(v) => Self(
-                Self::ANSWERED | Self::DECIDED | v.slot as u64 | if v.allow { Self::ALLOW } else { 0 },
-            ),
+            Some(v) => {
+                Self(Self::ANSWERED | Self::DECIDED | v.slot as u64 | if v.allow { Self::ALLOW } else { 0 })
+            }
         }
     }
 

@@ -20,7 +20,8 @@ pub struct Paths {
 impl Paths {
     /// The folders as the environment says.
     pub fn from_env() -> Self {
-        let get = |name, default: &str| env::var_os(name).map_or_else(|| PathBuf::from(default), PathBuf::from);
+        let get =
+            |name, default: &str| env::var_os(name).map_or_else(|| PathBuf::from(default), PathBuf::from);
         Self {
             etc: get("SMC_POLICY_ETC", "/etc/smc-policy"),
             usr: get("SMC_POLICY_USR", "/usr/lib/smc-policy"),

@@ -20,8 +20,9 @@ pub fn online() -> io::Result<usize> {
 
 fn count(path: &str) -> io::Result<usize> {
     let text = fs::read_to_string(path).map_err(|e| io::Error::new(e.kind(), format!("{path}: {e}")))?;
-    parse(text.trim())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path}: cannot read '{}'", text.trim())))
+    parse(text.trim()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{path}: cannot read '{}'", text.trim()))
+    })
 }
 
 /// A list such as `0-3,8,10-11`.

@@ -131,8 +131,9 @@ pub fn register(prepared: &Prepared, types: &KernelTypes, id: &str) -> Result<Ow
         put(&mut value, data + member.offset as usize, &(program.as_raw_fd() as u64).to_ne_bytes())?;
         programs.push(program);
     }
-    let map = sys::map_create_struct_ops(&map_name(id), types.value_size, types.value_id, prepared.btf()?, module)
-        .doing(|| "create the map that registers smc_hs_ctrl".into())?;
+    let map =
+        sys::map_create_struct_ops(&map_name(id), types.value_size, types.value_id, prepared.btf()?, module)
+            .doing(|| "create the map that registers smc_hs_ctrl".into())?;
     sys::map_update(map.as_fd(), 0, &value).doing(|| format!("register {} as smc_hs_ctrl", name(id)))?;
     Ok(map)
 }
@@ -217,7 +218,8 @@ impl KernelTypes {
     fn find(btf: &Btf<'_>, module: Option<OwnedFd>, offsets: Offsets) -> Result<Self, BtfError> {
         let value_id = btf.structure(VALUE_STRUCT)?;
         let missing = |name: &str| BtfError::NoMember(VALUE_STRUCT.into(), name.into());
-        let data = btf.members(value_id).into_iter().find(|m| m.name == "data").ok_or_else(|| missing("data"))?;
+        let data =
+            btf.members(value_id).into_iter().find(|m| m.name == "data").ok_or_else(|| missing("data"))?;
         // A module may carry its own copy of the struct: the one the value holds counts.
         let struct_id = btf.resolve(data.type_id);
         let members = btf.members(struct_id);
@@ -247,7 +249,8 @@ impl KernelTypes {
 fn no_btf(name: &str) -> KernelError {
     KernelError::Missing {
         feature: format!("the kernel has no type information /sys/kernel/btf/{name}"),
-        next: "it needs CONFIG_DEBUG_INFO_BTF=y (and CONFIG_DEBUG_INFO_BTF_MODULES=y when smc is a module)".into(),
+        next: "it needs CONFIG_DEBUG_INFO_BTF=y (and CONFIG_DEBUG_INFO_BTF_MODULES=y when smc is a module)"
+            .into(),
     }
 }
 

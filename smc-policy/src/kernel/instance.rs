@@ -1,7 +1,7 @@
 //! One instance: the maps and programs of one load, pinned in a folder `<bpffs>/smc-policy/<id>` and registered as
 //! `smcpol-<id>`.
 //!
-//! The folder is called `<id>.new` until it is complete, and it is made before anything is registered: whoever finds
+//! The folder is called `new-<id>` (bpffs takes no dots) until it is complete, and it is made before anything is registered: whoever finds
 //! it after a crash can remove all that belongs to it.
 
 use std::{
@@ -41,7 +41,9 @@ pub struct Info {
 impl Info {
     fn to_bytes(self) -> [u8; INFO_BYTES] {
         let mut out = [0; INFO_BYTES];
-        for (i, word) in [INFO_MAGIC, INFO_VERSION, self.sizes.cells, self.sizes.slots].into_iter().enumerate() {
+        for (i, word) in
+            [INFO_MAGIC, INFO_VERSION, self.sizes.cells, self.sizes.slots].into_iter().enumerate()
+        {
             out[i * 4..i * 4 + 4].copy_from_slice(&word.to_ne_bytes());
         }
         out[16..32].copy_from_slice(&self.object);
@@ -83,7 +85,7 @@ impl Instance {
     pub fn create(pins: &Path, sizes: Sizes, types: Option<&KernelTypes>) -> Result<Self, KernelError> {
         check_bpffs(pins)?;
         let id = new_id()?;
-        let dir = pins.join(format!("{id}.new"));
+        let dir = pins.join(format!("new-{id}"));
         fs::create_dir_all(pins).doing(|| format!("make the folder {}", pins.display()))?;
         fs::create_dir(&dir).doing(|| format!("make the folder {}", dir.display()))?;
         let made = Self::load(&id, &dir, sizes, types);
@@ -144,7 +146,7 @@ impl Instance {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn complete(&self, pins: &Path) -> Result<(), KernelError> {
-        let (from, to) = (pins.join(format!("{}.new", self.id)), pins.join(&self.id));
+        let (from, to) = (pins.join(format!("new-{}", self.id)), pins.join(&self.id));
         fs::rename(&from, &to).doing(|| format!("rename {} to {}", from.display(), to.display()))
     }
 
@@ -164,13 +166,17 @@ impl Instance {
         };
         let bytes = sys::map_lookup(info_map.as_fd(), 0).doing(|| "read the map smcpol_info".into())?;
         let info = Info::from_bytes(&bytes).ok_or_else(|| KernelError::Missing {
-            feature: format!("the policy in force ({}) was loaded by another version of smc-policy", dir.display()),
+            feature: format!(
+                "the policy in force ({}) was loaded by another version of smc-policy",
+                dir.display()
+            ),
             next: "use that version, or `smc-policy detach` and apply again".into(),
         })?;
         Ok(Some(Self {
             id: id.to_owned(),
             info,
-            generation: SharedCells::map(get("generation")?.as_fd(), true).doing(|| "map the generation".into())?,
+            generation: SharedCells::map(get("generation")?.as_fd(), true)
+                .doing(|| "map the generation".into())?,
             tables: [get("table0")?, get("table1")?],
             hits: get("hits")?,
             stat: get("stat")?,
@@ -241,7 +247,8 @@ impl Instance {
     pub fn set_carried(&self, slot: u32, counters: RuleCounters) -> Result<(), KernelError> {
         let mut bytes = counters.hits.to_ne_bytes().to_vec();
         bytes.extend(counters.retransmissions.to_ne_bytes());
-        sys::map_update(self.base.as_fd(), slot, &bytes).doing(|| format!("write the counters of slot {slot}"))
+        sys::map_update(self.base.as_fd(), slot, &bytes)
+            .doing(|| format!("write the counters of slot {slot}"))
     }
 
     /// What a slot has counted on all CPUs.
@@ -317,7 +324,7 @@ fn folders(pins: &Path) -> Result<Vec<(String, bool, PathBuf)>, KernelError> {
     for entry in entries {
         let entry = entry.doing(|| format!("list {}", pins.display()))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let id = name.strip_suffix(".new").unwrap_or(&name);
+        let id = name.strip_prefix("new-").unwrap_or(&name);
         if hs_ctrl::is_instance_id(id) {
             out.push((id.to_owned(), id == name, entry.path()));
         }

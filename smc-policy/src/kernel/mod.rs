@@ -1,22 +1,29 @@
 //! Everything that talks to the kernel's BPF side.
 //!
 //! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops) < `instance` (pins, tables) <
-//! `apply` (what is in force and how it changes).
+//! `state`, `apply` (what is in force and how it changes). `btf` and `offsets` are pure.
 
+pub mod apply;
+pub mod barrier;
 pub mod btf;
+pub mod capability;
 pub mod cpus;
 pub mod error;
-pub mod object;
-pub mod offsets;
-pub mod sys;
 pub mod hs_ctrl;
 pub mod instance;
+pub mod lock;
+pub mod object;
+pub mod offsets;
 pub mod query;
-pub mod barrier;
+pub mod record;
+pub mod state;
+pub mod store;
+pub mod sys;
 
 use std::fs;
 
 /// The running kernel's release, as `uname -r` prints it.
 pub fn release() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "unknown".into(), |r| r.trim().to_owned())
+    fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".into(), |r| r.trim().to_owned())
 }

@@ -211,7 +211,11 @@ impl Prepared {
             btf: self.btf.as_ref().map(|b| (b.as_fd(), &records[..], function.func_info_rec_size)),
             struct_ops,
         })
-        .map_err(|e| KernelError::Refused { program: name.to_owned(), error: e.error, log: last_lines(&e.log, 12) })
+        .map_err(|e| KernelError::Refused {
+            program: name.to_owned(),
+            error: e.error,
+            log: last_lines(&e.log, 12),
+        })
     }
 }
 

@@ -30,7 +30,9 @@ impl QueryProgram {
             for wire in unpack(&packet) {
                 match WireAnswer(wire.meta).verdict() {
                     Some(answer) => answers.push(answer),
-                    None => return Err(KernelError::Object("its program smcpol_query left a query open".into())),
+                    None => {
+                        return Err(KernelError::Object("its program smcpol_query left a query open".into()));
+                    }
                 }
             }
         }

@@ -31,7 +31,9 @@ fn attr() -> bpf_attr {
 fn bpf(cmd: bpf_cmd, attr: &mut bpf_attr) -> io::Result<i64> {
     // SAFETY: the kernel reads and writes at most the given size of `attr`; pointers inside it are the callers'
     // business: each caller below keeps what they point to alive over the call.
-    let r = unsafe { libc::syscall(libc::SYS_bpf, cmd as libc::c_long, ptr::from_mut(attr), size_of::<bpf_attr>()) };
+    let r = unsafe {
+        libc::syscall(libc::SYS_bpf, cmd as libc::c_long, ptr::from_mut(attr), size_of::<bpf_attr>())
+    };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r) }
 }
 
@@ -177,7 +179,8 @@ fn object_info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
 /// possible CPU (`bpf_map_value_size`, kernel/bpf/syscall.c).
 fn user_value_size(map: BorrowedFd<'_>) -> io::Result<usize> {
     let info = map_info(map)?;
-    let per_cpu = [bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY as u32, bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32];
+    let per_cpu =
+        [bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY as u32, bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32];
     Ok(if per_cpu.contains(&info.kind) {
         (info.value_size as usize).next_multiple_of(8) * super::cpus::possible()?
     } else {
@@ -474,7 +477,10 @@ impl SharedCells {
     /// `InvalidInput` when the elements are not of 8 bytes; mmap(2)'s.
     pub fn map(map: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
         let info = map_info(map)?;
-        if info.value_size != 8 || info.kind != bpf_map_type::BPF_MAP_TYPE_ARRAY as u32 || info.max_entries == 0 {
+        if info.value_size != 8
+            || info.kind != bpf_map_type::BPF_MAP_TYPE_ARRAY as u32
+            || info.max_entries == 0
+        {
             return Err(wrong_size());
         }
         let len = info.max_entries as usize;
@@ -482,7 +488,8 @@ impl SharedCells {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a fresh mapping chosen by the kernel; the fd is a map of at least `bytes` bytes, rounded up to pages
         // (`array_map_mmap`, kernel/bpf/arraymap.c).
-        let p = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), 0) };
+        let p =
+            unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), 0) };
         match NonNull::new(p.cast()) {
             Some(cells) if p != libc::MAP_FAILED => Ok(Self { cells, len, bytes }),
             _ => Err(io::Error::last_os_error()),

@@ -1,0 +1,235 @@
+//! What is in force, as files: `<run>/gen-N` for each generation N. The kernel's generation number selects one; the
+//! others are leftovers.
+//!
+//! The same form keeps the last good policy for the next boot and the one before it for `rollback`.
+
+use std::{
+    fs, io,
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::error::{Doing, KernelError};
+use crate::policy::{Loaded, Policy, Slots, SourceFile, load};
+
+/// Version of the file's form.
+const VERSION: u32 = 1;
+
+/// One policy file as it was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Its whole text.
+    pub text: String,
+}
+
+/// The counter slot of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleSlot {
+    /// The rule's file.
+    pub file: PathBuf,
+    /// The rule's name.
+    pub name: String,
+    /// Its slot.
+    pub slot: u32,
+}
+
+/// A policy as it was put in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of this form.
+    pub version: u32,
+    /// Version of the tool that wrote it.
+    pub tool: String,
+    /// The kernel's generation number.
+    pub generation: u64,
+    /// When, seconds since 1970.
+    pub applied_at: u64,
+    /// Decide and count only.
+    pub observe: bool,
+    /// SHA-256 over paths and texts, hexadecimal.
+    pub digest: String,
+    /// The files in order.
+    pub sources: Vec<Source>,
+    /// Slots of `[default]` outbound and inbound.
+    pub default_slots: [u32; 2],
+    /// Slots of the rules, in their order.
+    pub rule_slots: Vec<RuleSlot>,
+}
+
+impl Record {
+    /// The record of `policy`, read from `sources`.
+    pub fn new(
+        generation: u64,
+        sources: &[SourceFile],
+        observe: bool,
+        policy: &Policy,
+        slots: &Slots,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            tool: env!("CARGO_PKG_VERSION").to_owned(),
+            generation,
+            applied_at: unix_now(),
+            observe,
+            digest: digest(sources),
+            sources: sources.iter().map(|s| Source { path: s.path.clone(), text: s.text.clone() }).collect(),
+            default_slots: [slots.default_outbound, slots.default_inbound],
+            rule_slots: policy
+                .rules
+                .iter()
+                .zip(&slots.rules)
+                .map(|(rule, slot)| RuleSlot {
+                    file: policy.file(rule.place).to_owned(),
+                    name: rule.name.clone(),
+                    slot: *slot,
+                })
+                .collect(),
+        }
+    }
+
+    /// The texts.
+    pub fn source_files(&self) -> Vec<SourceFile> {
+        self.sources.iter().map(|s| SourceFile { path: s.path.clone(), text: s.text.clone() }).collect()
+    }
+
+    /// The policy, read again from the recorded texts, and its slots. `None`: this version of the tool does not accept
+    /// the texts, or they and the slots do not fit together.
+    pub fn policy(&self) -> Option<(Policy, Slots)> {
+        let Loaded { policy, .. } = load(&self.source_files()).ok()?;
+        let rules: Vec<u32> = policy
+            .rules
+            .iter()
+            .map(|rule| self.slot_of(policy.file(rule.place), &rule.name))
+            .collect::<Option<_>>()?;
+        let [default_outbound, default_inbound] = self.default_slots;
+        Some((policy, Slots { rules, default_outbound, default_inbound }))
+    }
+
+    fn slot_of(&self, file: &Path, name: &str) -> Option<u32> {
+        self.rule_slots.iter().find(|r| r.name == name && r.file == file).map(|r| r.slot)
+    }
+
+    /// All slots in use.
+    pub fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.default_slots.iter().copied().chain(self.rule_slots.iter().map(|r| r.slot))
+    }
+}
+
+/// Seconds since 1970.
+pub fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+/// SHA-256 over paths and texts, hexadecimal.
+pub fn digest(sources: &[SourceFile]) -> String {
+    let mut hash = Sha256::new();
+    for source in sources {
+        let path = source.path.as_os_str().as_encoded_bytes();
+        for part in [path, source.text.as_bytes()] {
+            // Lengths keep the boundary between two parts.
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+    }
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Counter slots for a policy: a rule of the same file and name keeps its slot, others get the smallest that nothing in
+/// force uses. Second: the slots that begin anew.
+pub fn assign_slots(policy: &Policy, in_force: Option<&Record>) -> (Slots, Vec<u32>) {
+    let mut taken: std::collections::HashSet<u32> =
+        in_force.map_or_else(|| [0, 1].into(), |r| r.slots().collect());
+    let mut fresh = if in_force.is_none() { vec![0, 1] } else { Vec::new() };
+    let known: std::collections::HashMap<(&Path, &str), u32> = in_force
+        .iter()
+        .flat_map(|r| &r.rule_slots)
+        .map(|r| ((r.file.as_path(), r.name.as_str()), r.slot))
+        .collect();
+    let mut next = 0;
+    let rules = policy
+        .rules
+        .iter()
+        .map(|rule| {
+            if let Some(slot) = known.get(&(policy.file(rule.place), rule.name.as_str())) {
+                return *slot;
+            }
+            while !taken.insert(next) {
+                next += 1;
+            }
+            fresh.push(next);
+            next
+        })
+        .collect();
+    let [default_outbound, default_inbound] = in_force.map_or([0, 1], |r| r.default_slots);
+    (Slots { rules, default_outbound, default_inbound }, fresh)
+}
+
+/// Where generation `n` is recorded.
+pub fn path_of(run: &Path, n: u64) -> PathBuf {
+    run.join(format!("gen-{n}"))
+}
+
+/// Writes a record beside its place, syncs and renames it: a reader finds the old file or the new one, whole.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn write(path: &Path, record: &Record) -> Result<(), KernelError> {
+    let json = serde_json::to_vec(record)
+        .map_err(|e| KernelError::Record { path: path.to_owned(), what: e.to_string() })?;
+    write_beside(path, &json).doing(|| format!("write {}", path.display()))
+}
+
+/// Replaces a file whole: written beside, synced, renamed.
+///
+/// # Errors
+/// Of any step.
+pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let beside = path.with_extension("tmp");
+    let mut file = fs::File::create(&beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    fs::File::open(dir)?.sync_all()
+}
+
+/// Reads a record. `None`: there is none.
+///
+/// # Errors
+/// [`KernelError::Record`] when it cannot be used, [`KernelError::Io`].
+pub fn read(path: &Path) -> Result<Option<Record>, KernelError> {
+    let bytes = match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.doing(|| format!("read {}", path.display()))?,
+    };
+    let damaged = |what: String| KernelError::Record { path: path.to_owned(), what };
+    let record: Record = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
+    if record.version == VERSION {
+        Ok(Some(record))
+    } else {
+        Err(damaged(format!("written in form {} by smc-policy {}", record.version, record.tool)))
+    }
+}
+
+/// The generations that are recorded.
+pub fn recorded(run: &Path) -> Vec<u64> {
+    let Ok(entries) = fs::read_dir(run) else { return Vec::new() };
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_prefix("gen-")?.parse().ok()).collect()
+}
+
+/// Removes the records of all generations but `keep`.
+pub fn prune(run: &Path, keep: Option<u64>) {
+    for n in recorded(run) {
+        if keep != Some(n) {
+            // A leftover record is ignored: nothing depends on its removal.
+            let _ = fs::remove_file(path_of(run, n));
+        }
+    }
+}
