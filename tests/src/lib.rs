@@ -1,1 +1,46 @@
-//! Harness of the integration tests.
+//! Harness of the integration tests: real SMC sockets, private network namespaces and the real binary.
+//!
+//! Tests are ordinary `#[test]` functions in `tests/`. They run as root inside the lab's kernels, one at a time
+//! (`--test-threads=1`), and on any other machine as far as it goes: each names with [`needs!`] what it cannot do
+//! without, and what is missing is reported by name.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `SMC_POLICY_BIN` | the binary under test; default: `smc-policy` beside the test's own target directory |
+//! | `SMC_POLICY_SKIPS` | file to which `TEST: needs X` is appended for every test that did not run |
+//! | `SMC_POLICY_KERNEL` | name of the lab kernel, for messages |
+//! | `SMC_POLICY_FULL` | `1`: the large numbers instead of a tenth |
+//! | `SMC_POLICY_SEED` | seed of everything random; default: the clock. Always printed |
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "all of this crate is test code: a panic is how a test fails"
+)]
+
+pub mod connection;
+pub mod lab;
+pub mod needs;
+pub mod netns;
+pub mod rng;
+pub mod sys;
+pub mod tool;
+pub mod ueid;
+
+pub use connection::{Kind, Listener, Outcome, Transport, exchange};
+pub use lab::Lab;
+pub use needs::Need;
+pub use rng::Rng;
+pub use tool::{Home, Run};
+
+/// Whether the large numbers were asked for (`SMC_POLICY_FULL=1`).
+#[must_use]
+pub fn is_full() -> bool {
+    std::env::var("SMC_POLICY_FULL").is_ok_and(|value| value == "1")
+}
+
+/// `full`, or a tenth of it (at least 1) without `SMC_POLICY_FULL=1`.
+#[must_use]
+pub fn scaled(full: usize) -> usize {
+    if is_full() { full } else { (full / 10).max(1) }
+}

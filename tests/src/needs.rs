@@ -1,0 +1,151 @@
+//! What a test cannot do without, found out in one place.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use smc_policy::smc::diag;
+
+use crate::connection::{Kind, Listener, exchange};
+use crate::{netns, sys, tool, ueid};
+
+/// Something that not every machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Need {
+    /// User id 0.
+    Root,
+    /// The binary under test.
+    Tool,
+    /// SMC sockets (`AF_SMC`).
+    Smc,
+    /// `IPPROTO_SMC` sockets (Linux 6.11).
+    IpprotoSmc,
+    /// `SMC_DIAG`.
+    SmcDiag,
+    /// SMC connections over shared memory inside this machine.
+    SmcD,
+    /// `net.smc.hs_ctrl` (Linux 6.19).
+    HsCtrl,
+    /// Network namespaces of one's own.
+    Netns,
+    /// A mounted bpffs.
+    Bpffs,
+}
+
+impl Need {
+    /// Whether this machine has it.
+    #[must_use]
+    pub fn is_met(self) -> bool {
+        match self {
+            Self::Root => is_root(),
+            Self::Tool => tool::binary().is_file(),
+            Self::Smc => has_protocol("SMC"),
+            Self::IpprotoSmc => {
+                // Asking the kernel for a socket would load the module.
+                has_protocol("SMC") && sys::stream_socket(libc::AF_INET, sys::IPPROTO_SMC).is_ok()
+            }
+            Self::SmcDiag => diag::sockets_as_dumped().is_ok(),
+            Self::SmcD => {
+                static WORKS: OnceLock<bool> = OnceLock::new();
+                *WORKS.get_or_init(|| {
+                    [Self::Root, Self::Smc, Self::SmcDiag, Self::Netns].iter().all(|need| need.is_met())
+                        && smc_d_works()
+                })
+            }
+            Self::HsCtrl => Path::new("/proc/sys/net/smc/hs_ctrl").exists(),
+            Self::Netns => netns::is_possible(),
+            Self::Bpffs => is_mounted("bpf", tool::BPFFS),
+        }
+    }
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Root => "root",
+            Self::Tool => "the smc-policy binary (SMC_POLICY_BIN)",
+            Self::Smc => "SMC",
+            Self::IpprotoSmc => "IPPROTO_SMC",
+            Self::SmcDiag => "SMC_DIAG",
+            Self::SmcD => "SMC-D",
+            Self::HsCtrl => "hs_ctrl",
+            Self::Netns => "network namespaces",
+            Self::Bpffs => "bpffs",
+        })
+    }
+}
+
+/// Returns from the calling test unless everything named is there: `needs!(Root, Smc)`, variants of [`Need`]. What is
+/// missing is printed and appended to the file named by `SMC_POLICY_SKIPS`.
+#[macro_export]
+macro_rules! needs {
+    ($($need:ident),+ $(,)?) => {
+        // The name of the test is that of the function around this one.
+        fn here() {}
+        if $crate::needs::is_skipped(std::any::type_name_of_val(&here), &[$($crate::Need::$need),+]) {
+            return;
+        }
+    };
+}
+
+/// Used by [`needs!`]: whether something in `needs` is missing, which is reported under the name of the test that the
+/// function called `name` is in.
+///
+/// # Panics
+/// When the file for skipped tests cannot be written.
+#[must_use]
+pub fn is_skipped(name: &str, needs: &[Need]) -> bool {
+    let Some(missing) = needs.iter().find(|need| !need.is_met()) else { return false };
+    let test = name.strip_suffix("::here").unwrap_or(name);
+    println!("skipped {test}: needs {missing}");
+    if let Some(path) = std::env::var_os("SMC_POLICY_SKIPS") {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let written = file.and_then(|mut file| writeln!(file, "{test}: needs {missing}"));
+        written.expect("the file named by SMC_POLICY_SKIPS");
+    }
+    true
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
+}
+
+/// Whether the kernel has registered the protocol, without making it load the module.
+fn has_protocol(name: &str) -> bool {
+    let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
+    protocols.lines().any(|line| line.split_whitespace().next() == Some(name))
+}
+
+fn is_mounted(kind: &str, at: &str) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts.lines().any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        fields.next() == Some(at) && fields.next() == Some(kind)
+    })
+}
+
+fn smc_d_works() -> bool {
+    if let Err(error) = ueid::ensure() {
+        println!("no SMC-D: cannot add a UEID: {error}");
+        return false;
+    }
+    let outcome = netns::in_new_namespace(&[], || {
+        let listener = Listener::bind(Kind::AfSmc, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0));
+        exchange(Kind::AfSmc, None, &listener)
+    });
+    match outcome {
+        Ok(outcome) if outcome.is_smc() => true,
+        Ok(outcome) => {
+            println!("no SMC-D: {outcome}");
+            false
+        }
+        Err(failure) => {
+            println!("no SMC-D: {failure}");
+            false
+        }
+    }
+}
