@@ -338,13 +338,12 @@ fn send(mut stream: &TcpStream, bytes: Vec<u8>) -> io::Result<()> {
 fn expect(mut stream: &TcpStream, expected: &[u8]) -> io::Result<()> {
     let mut bytes = vec![0; expected.len()];
     stream.read_exact(&mut bytes)?;
-    match bytes.iter().zip(expected).position(|(got, want)| got != want) {
-        None => Ok(()),
-        Some(at) => {
-            let found = &bytes[at..bytes.len().min(at + 16)];
-            Err(io::Error::other(format!("foreign bytes at {at} of {}: {found:02x?}", expected.len())))
-        }
+    if bytes == expected {
+        return Ok(());
     }
+    let at = bytes.iter().zip(expected).position(|(got, want)| got != want).unwrap_or_default();
+    let found = &bytes[at..bytes.len().min(at + 16)];
+    Err(io::Error::other(format!("foreign bytes at {at} of {}: {found:02x?}", expected.len())))
 }
 
 /// Client first; each end must then see the end of the stream and not a byte more.

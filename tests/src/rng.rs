@@ -40,11 +40,11 @@ impl Rng {
 
     /// `length` bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(length + 8);
-        while bytes.len() < length {
-            bytes.extend(self.number().to_le_bytes());
+        let mut bytes = vec![0; length];
+        for chunk in bytes.chunks_mut(8) {
+            let number = self.number().to_le_bytes();
+            chunk.copy_from_slice(&number[..chunk.len()]);
         }
-        bytes.truncate(length);
         bytes
     }
 }

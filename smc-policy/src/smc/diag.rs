@@ -8,10 +8,10 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
+use super::join;
 use super::netlink::{AnswerError, FLAG_DUMP, Malformed};
 use super::parse::{self, AF_SMC, SmcSocket, TcpSocket};
 use super::socket::{NetlinkSocket, Protocol, RequestError};
-use super::join;
 
 pub use super::parse::{Fallback, Family, Mode, State};
 
@@ -137,5 +137,31 @@ fn classify(error: RequestError, missing: DiagError) -> DiagError {
                 _ => DiagError::Io(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(errno: i32) -> String {
+        let error = AnswerError::Refused(io::Error::from_raw_os_error(errno));
+        classify(error.into(), DiagError::NoSmcDiag).to_string()
+    }
+
+    #[test]
+    fn requests_have_the_kernel_s_sizes() {
+        assert_eq!(smc_request().len(), 52);
+        assert_eq!(tcp_request(2).len(), 56);
+    }
+
+    #[test]
+    fn every_error_says_what_to_do() {
+        assert!(refused(libc::ENOENT).contains("modprobe smc_diag"));
+        let no_protocol = RequestError::Io(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
+        assert!(classify(no_protocol, DiagError::NoTcpDiag).to_string().contains("modprobe tcp_diag"));
+        assert!(refused(libc::EPERM).contains("seccomp"));
+        assert!(refused(libc::ENOMEM).contains("os error 12"));
+        assert!(classify(RequestError::TimedOut, DiagError::NoSmcDiag).to_string().contains("try again"));
     }
 }

@@ -51,3 +51,87 @@ fn can_carry(tcp: &TcpSocket, socket: &SmcSocket) -> bool {
         Family::Other(_) => true,
     }
 }
+
+#[cfg(all(test, target_endian = "little"))]
+mod tests {
+    use super::*;
+    use crate::smc::parse::fixture;
+
+    fn at(text: &str) -> Option<SocketAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    fn ends(socket: &SmcSocket) -> (Option<SocketAddr>, Option<SocketAddr>) {
+        (socket.local, socket.peer)
+    }
+
+    #[test]
+    fn captured_sockets_get_their_addresses() {
+        let mut sockets = fixture::smc();
+        let before = sockets.clone();
+        assert!(is_needed(&sockets));
+        fill_addresses(&mut sockets, &fixture::tcp());
+        assert_eq!(ends(&sockets[1]), (at("127.0.0.2:7001"), at("127.0.0.1:40270")));
+        assert_eq!(ends(&sockets[2]), (at("127.0.0.1:40270"), at("127.0.0.2:7001")));
+        assert_eq!(ends(&sockets[3]), (at("127.0.0.2:7001"), None));
+        assert!(!is_needed(&sockets));
+        for index in [0, 4, 5, 6] {
+            assert_eq!(sockets[index], before[index], "filled by the kernel");
+        }
+    }
+
+    #[test]
+    fn two_candidates_are_none() {
+        let mut sockets = fixture::smc();
+        let mut tcp = fixture::tcp();
+        let twin = |one: &TcpSocket| TcpSocket {
+            local: SocketAddr::new("127.0.0.8".parse().unwrap(), one.local.port()),
+            ..*one
+        };
+        tcp.extend(tcp.clone().iter().map(twin));
+        fill_addresses(&mut sockets, &tcp);
+        for index in 1..=3 {
+            assert_eq!(ends(&sockets[index]), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_candidate_of_a_known_socket_is_out() {
+        let mut sockets = fixture::smc();
+        let mut tcp = fixture::tcp();
+        // The client's ports twice, but one of the two is another SMC socket's.
+        let other = TcpSocket {
+            v6: false,
+            local: at("127.0.0.7:40270").unwrap(),
+            peer: at("127.0.0.2:7001").unwrap(),
+        };
+        tcp.push(other);
+        let mut known = sockets[0];
+        (known.local, known.peer) = (Some(other.local), Some(other.peer));
+        sockets.push(known);
+        fill_addresses(&mut sockets, &tcp);
+        assert_eq!(ends(&sockets[2]), (at("127.0.0.1:40270"), at("127.0.0.2:7001")));
+    }
+
+    #[test]
+    fn the_ip_version_must_fit() {
+        let mut sockets = fixture::smc();
+        let mut tcp = fixture::tcp();
+        for one in &mut tcp {
+            one.v6 = true;
+        }
+        fill_addresses(&mut sockets, &tcp);
+        assert_eq!(ends(&sockets[2]), (None, None), "an AF_INET socket is carried by no AF_INET6 one");
+        assert_eq!(ends(&sockets[1]).0, at("127.0.0.2:7001"), "an accepted one may be");
+    }
+
+    #[test]
+    fn an_unbound_socket_stays_unknown() {
+        let mut socket = fixture::smc()[3];
+        (socket.local_port, socket.peer_port) = (0, 0);
+        assert!(!is_needed(&[socket]));
+        let mut sockets = [socket];
+        fill_addresses(&mut sockets, &fixture::tcp());
+        assert_eq!(ends(&sockets[0]), (None, None));
+    }
+}

@@ -246,3 +246,148 @@ fn cookie_at(payload: &[u8]) -> Result<u64, Malformed> {
     let high = u32_at(payload, COOKIE + 4, "cookie")?;
     Ok(u64::from(high) << 32 | u64::from(low))
 }
+
+/// Records captured from a real kernel, for the tests here and of [`super::join`].
+#[cfg(test)]
+pub(super) mod fixture {
+    use super::{SmcSocket, TcpSocket, smc_socket, tcp_socket};
+
+    // The kernel answers in its own byte order.
+    const CAPTURED: &str = include_str!("fixtures/sockets-7.3.4.txt");
+
+    pub(in crate::smc) fn payloads(of: &str) -> Vec<Vec<u8>> {
+        let lines = CAPTURED.lines().filter_map(|line| line.strip_prefix(of)?.strip_prefix(' '));
+        lines.map(bytes).collect()
+    }
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digit = |byte: &u8| char::from(*byte).to_digit(16).unwrap() as u8;
+        hex.as_bytes().chunks(2).map(|pair| digit(&pair[0]) << 4 | digit(&pair[1])).collect()
+    }
+
+    pub(in crate::smc) fn smc() -> Vec<SmcSocket> {
+        payloads("SMC").iter().map(|payload| smc_socket(payload).unwrap()).collect()
+    }
+
+    pub(in crate::smc) fn tcp() -> Vec<TcpSocket> {
+        payloads("TCP").iter().map(|payload| tcp_socket(payload).unwrap()).collect()
+    }
+}
+
+#[cfg(all(test, target_endian = "little"))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn at(text: &str) -> Option<SocketAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_fallback_client_of_af_smc() {
+        let expected = SmcSocket {
+            family: Family::Smc,
+            state: State::Active,
+            mode: Mode::FallbackTcp,
+            local: at("127.0.0.1:33512"),
+            peer: at("127.0.0.3:7003"),
+            local_port: 33512,
+            peer_port: 7003,
+            uid: 0,
+            inode: 1178,
+            cookie: 1,
+            fallback: Some(Fallback { reason: 0x0301_0000, peer_diagnosis: 0 }),
+            shutdown: 0,
+        };
+        assert_eq!(fixture::smc()[0], expected);
+        assert_eq!(expected.carried_by(), Some(Mode::FallbackTcp));
+    }
+
+    #[test]
+    fn ipproto_smc_has_ports_only() {
+        let sockets = fixture::smc();
+        let [accepted, client, listener] = [sockets[1], sockets[2], sockets[3]];
+        for (socket, family, ports) in [
+            (accepted, Family::Smc, (7001, 40270)),
+            (client, Family::Inet, (40270, 7001)),
+            (listener, Family::Inet, (7001, 0)),
+        ] {
+            assert_eq!((socket.local, socket.peer), (None, None));
+            assert_eq!((socket.family, (socket.local_port, socket.peer_port)), (family, ports));
+        }
+        assert_eq!(client.carried_by(), Some(Mode::SmcD));
+        // The kernel says SMC-R for what is no connection.
+        assert_eq!((listener.state, listener.mode, listener.carried_by()), (State::Listen, Mode::SmcR, None));
+        assert_eq!(accepted.inode, 0, "no process has fetched it");
+    }
+
+    #[test]
+    fn ipv6_of_af_smc() {
+        let sockets = fixture::smc();
+        assert_eq!((sockets[5].local, sockets[5].peer), (at("[fd00:5::2]:51936"), at("[fd00:5::2]:7002")));
+        assert_eq!((sockets[6].local, sockets[6].peer), (at("[fd00:5::2]:7002"), None));
+    }
+
+    #[test]
+    fn ipv4_on_an_ipv6_socket_is_ipv4() {
+        let mut payload = fixture::payloads("SMC")[5].clone();
+        let mapped = |last| Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets();
+        payload[SRC..DST].copy_from_slice(&mapped(1));
+        payload[DST..DST + 16].copy_from_slice(&mapped(2));
+        let socket = smc_socket(&payload).unwrap();
+        assert_eq!((socket.local, socket.peer), (at("10.0.0.1:51936"), at("10.0.0.2:7002")));
+    }
+
+    #[test]
+    fn tcp_sockets() {
+        let sockets = fixture::tcp();
+        assert_eq!(sockets.len(), 9);
+        let listener = TcpSocket {
+            v6: false,
+            local: "127.0.0.3:7003".parse().unwrap(),
+            peer: "0.0.0.0:0".parse().unwrap(),
+        };
+        assert_eq!(sockets[0], listener);
+        assert!(sockets[8].v6);
+        assert_eq!(sockets[8].peer, "[fd00:5::2]:51936".parse().unwrap());
+    }
+
+    #[test]
+    fn numbers_of_states_modes_and_shutdown() {
+        let mut payload = fixture::payloads("SMC")[0].clone();
+        payload[1] = 21;
+        payload[2] = 9;
+        payload[SMC_LENGTH + 4] = 3;
+        let socket = smc_socket(&payload).unwrap();
+        assert_eq!((socket.state, socket.mode, socket.shutdown), (State::Closing(21), Mode::Other(9), 3));
+        assert_eq!(State::from(28), State::Other(28));
+        assert_eq!(Family::from(1), Family::Other(1));
+    }
+
+    #[test]
+    fn every_cut_is_refused_or_lacks_attributes() {
+        let payload = &fixture::payloads("SMC")[0];
+        for length in 0..payload.len() {
+            match smc_socket(&payload[..length]) {
+                Ok(socket) => assert!(length >= SMC_LENGTH && socket.fallback.is_none(), "{length}"),
+                Err(Malformed::Short { .. }) => {}
+                Err(error) => panic!("{length}: {error}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..140)) {
+            let _ = smc_socket(&bytes);
+            let _ = tcp_socket(&bytes);
+        }
+
+        #[test]
+        fn a_changed_byte_never_panics(which in 0..7_usize, at in 0..84_usize, to in any::<u8>()) {
+            let mut payload = fixture::payloads("SMC").swap_remove(which);
+            payload[at] = to;
+            let _ = smc_socket(&payload);
+        }
+    }
+}
