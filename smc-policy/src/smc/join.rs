@@ -52,7 +52,8 @@ fn can_carry(tcp: &TcpSocket, socket: &SmcSocket) -> bool {
     }
 }
 
-#[cfg(all(test, target_endian = "little"))]
+#[cfg(test)]
+#[cfg(target_endian = "little")]
 mod tests {
     use super::*;
     use crate::smc::parse::fixture;
@@ -90,8 +91,8 @@ mod tests {
         };
         tcp.extend(tcp.clone().iter().map(twin));
         fill_addresses(&mut sockets, &tcp);
-        for index in 1..=3 {
-            assert_eq!(ends(&sockets[index]), (None, None));
+        for socket in &sockets[1..=3] {
+            assert_eq!(ends(socket), (None, None));
         }
     }
 

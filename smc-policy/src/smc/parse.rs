@@ -274,7 +274,8 @@ pub(super) mod fixture {
     }
 }
 
-#[cfg(all(test, target_endian = "little"))]
+#[cfg(test)]
+#[cfg(target_endian = "little")]
 mod tests {
     use super::*;
     use proptest::prelude::*;
