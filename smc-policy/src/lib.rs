@@ -3,6 +3,7 @@
 //! The modules follow one way of arrows: `cli` uses everything, `kernel` uses `policy`'s tables, `policy` makes no
 //! system call.
 
+pub mod cli;
 pub mod kernel;
 pub mod paths;
 pub mod policy;

@@ -5,7 +5,7 @@
 //! *in force* and selected (both instances decide alike), then the new policy is one store like any other. Killed
 //! anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
 
-use std::{fs, io};
+use std::{fs, io, path::PathBuf};
 
 use super::{
     barrier::wait_for_programs,
@@ -31,6 +31,8 @@ pub struct Request<'a> {
     pub sources: &'a [SourceFile],
     /// The policy.
     pub policy: &'a Policy,
+    /// The files and folders they were found by; empty: the two policy folders.
+    pub origin: &'a [PathBuf],
     /// Decide and count, change nothing.
     pub observe: bool,
     /// Take over from a foreign smc_hs_ctrl.
@@ -266,8 +268,7 @@ impl Apply<'_> {
 
     /// Says on disk what the next store puts in force.
     fn record(&mut self, generation: u64, compiled: &Compiled) -> Result<(), KernelError> {
-        let Request { sources, policy, observe, .. } = *self.request;
-        let record = Record::new(generation, sources, observe, policy, &compiled.slots);
+        let record = Record::new(generation, self.request, &compiled.slots);
         record::write(&record::path_of(&self.paths.run, generation), &record)?;
         if let Err(e) = store::announce(&self.paths.state, &record) {
             self.warnings

@@ -13,7 +13,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{Doing, KernelError};
+use super::{
+    apply::Request,
+    error::{Doing, KernelError},
+};
 use crate::policy::{Loaded, Policy, Slots, SourceFile, load};
 
 /// Version of the file's form.
@@ -54,6 +57,8 @@ pub struct Record {
     pub observe: bool,
     /// SHA-256 over paths and texts, hexadecimal.
     pub digest: String,
+    /// The files and folders that `apply` was given; empty: the two policy folders.
+    pub origin: Vec<PathBuf>,
     /// The files in order.
     pub sources: Vec<Source>,
     /// Slots of `[default]` outbound and inbound.
@@ -63,14 +68,9 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of `policy`, read from `sources`.
-    pub fn new(
-        generation: u64,
-        sources: &[SourceFile],
-        observe: bool,
-        policy: &Policy,
-        slots: &Slots,
-    ) -> Self {
+    /// The record of what `request` puts in force.
+    pub fn new(generation: u64, request: &Request<'_>, slots: &Slots) -> Self {
+        let Request { sources, policy, observe, origin, .. } = *request;
         Self {
             version: VERSION,
             tool: env!("CARGO_PKG_VERSION").to_owned(),
@@ -78,6 +78,7 @@ impl Record {
             applied_at: unix_now(),
             observe,
             digest: digest(sources),
+            origin: origin.to_owned(),
             sources: sources.iter().map(|s| Source { path: s.path.clone(), text: s.text.clone() }).collect(),
             default_slots: [slots.default_outbound, slots.default_inbound],
             rule_slots: policy

@@ -1,0 +1,85 @@
+//! The command line: one file a verb; text for people, `--json` for machines.
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::paths::Paths;
+
+mod apply;
+mod check;
+mod detach;
+mod explain;
+mod live;
+mod outcome;
+mod output;
+mod question;
+mod rollback;
+mod sources;
+mod status;
+mod words;
+
+use outcome::Failure;
+use output::Output;
+
+/// Decide by a TOML policy which connections may negotiate SMC (Shared Memory Communications).
+#[derive(Debug, Parser)]
+#[command(
+    name = "smc-policy",
+    version,
+    after_help = "Exit codes: 0 ok; 1 the answer is no (deny, mixed, a failed test, drift); 2 usage, policy or \
+                  configuration error; 3 the kernel or host lacks what is needed; 4 not permitted."
+)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// Arguments every verb takes.
+#[derive(Clone, Copy, Debug, Args)]
+struct Common {
+    /// Print one JSON document instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Check policy files and run their [[test]] blocks. Needs no privilege.
+    Check(check::CheckArguments),
+    /// Put a policy in force.
+    Apply(apply::ApplyArguments),
+    /// Return to the policy that was in force before.
+    Rollback(rollback::RollbackArguments),
+    /// Show what is in force, with hit counters, and whether the files still say the same.
+    Status(status::StatusArguments),
+    /// Say what is decided for a peer, by which rule, and why.
+    Explain(explain::ExplainArguments),
+    /// Take the policy away: every connection negotiates as without the tool.
+    Detach(detach::DetachArguments),
+}
+
+/// Calls the verb, prints what it has to say, and returns its exit code.
+pub fn run(arguments: Arguments) -> ExitCode {
+    let Arguments { common, verb } = arguments;
+    let paths = Paths::from_env();
+    let mut out = Output::new(common.json);
+    let result = match verb {
+        Verb::Check(a) => check::run(&paths, &a, &mut out),
+        Verb::Apply(a) => apply::run(&paths, &a, &mut out),
+        Verb::Rollback(a) => rollback::run(&paths, &a, &mut out),
+        Verb::Status(a) => status::run(&paths, &a, &mut out),
+        Verb::Explain(a) => explain::run(&paths, &a, &mut out),
+        Verb::Detach(a) => detach::run(&paths, &a, &mut out),
+    };
+    let exit = match result {
+        Ok(exit) => exit,
+        Err(Failure { exit, message }) => {
+            out.fail(exit, &message);
+            exit
+        }
+    };
+    exit.into()
+}

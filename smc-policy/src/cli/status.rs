@@ -1,0 +1,281 @@
+//! `status`: what is in force, its hit counters, and whether the files still say the same.
+
+use clap::Args;
+use serde::Serialize;
+use smc_policy_common::counters::InstanceCounters;
+
+use super::{
+    apply::mode_name,
+    outcome::{Done, Exit},
+    output::{Output, Style, columns},
+    sources,
+    words::{bytes, count, duration},
+};
+use crate::{
+    kernel::{
+        capability,
+        hs_ctrl::{self, Selected},
+        instance::Instance,
+        object,
+        record::{self, Record},
+        release,
+        state::State,
+    },
+    paths::Paths,
+    policy::{Action, Policy, Slots},
+};
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArguments {}
+
+#[derive(Debug, Serialize)]
+struct StatusDocument {
+    /// Nothing is in force or something differs: exit code 1.
+    ok: bool,
+    hook: Option<&'static str>,
+    mode: Option<&'static str>,
+    kernel: String,
+    generation: Option<u64>,
+    applied_at: Option<u64>,
+    age_seconds: Option<u64>,
+    digest: Option<String>,
+    tool: Option<String>,
+    table_bytes: Option<u64>,
+    counters: Option<CountersDocument>,
+    defaults: Vec<DefaultDocument>,
+    rules: Vec<RuleDocument>,
+    namespaces: Vec<NamespaceDocument>,
+    /// What is not as it should be.
+    findings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct CountersDocument {
+    decisions: u64,
+    undecided: u64,
+    observed_denies: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RuleDocument {
+    name: String,
+    action: Action,
+    hits: u64,
+    retransmissions: u64,
+    direction: String,
+    enabled: bool,
+    file: String,
+    line: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct DefaultDocument {
+    direction: &'static str,
+    action: Action,
+    hits: u64,
+    retransmissions: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct NamespaceDocument {
+    name: &'static str,
+    hs_ctrl: String,
+}
+
+pub(super) fn run(paths: &Paths, _: &StatusArguments, out: &mut Output) -> Done {
+    capability::require("reading what is in force")?;
+    let state = State::read(paths)?;
+    let document = gather(paths, &state)?;
+    out.json(&document);
+    out.text(&text(&document, out));
+    Ok(if document.ok { Exit::Ok } else { Exit::No })
+}
+
+/// Do the files that the policy in force was read from say something else now?
+pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
+    match sources::read(paths, &record.origin) {
+        Ok(now) => record::digest(&now) != record.digest,
+        Err(_) => true,
+    }
+}
+
+fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure> {
+    let mut findings = Vec::new();
+    let selected = match &state.selected {
+        Selected::None => String::new(),
+        Selected::Ours(id) => hs_ctrl::name(id),
+        Selected::Foreign(name) => name.clone(),
+    };
+    match (&state.selected, &state.instance, &state.record) {
+        (Selected::None, _, _) => findings.push("no policy is in force: `smc-policy apply`".to_owned()),
+        (Selected::Foreign(name), _, _) => {
+            findings.push(format!("net.smc.hs_ctrl is '{name}', which is not smc-policy's"));
+        }
+        (Selected::Ours(_), None, _) => findings.push(format!(
+            "{selected} decides, but its pins in {} are gone: `smc-policy apply` loads it anew",
+            paths.pins().display()
+        )),
+        (Selected::Ours(_), Some(i), None) => findings.push(format!(
+            "generation {} is in force, but {} has no usable record of it: `smc-policy apply` writes it anew",
+            i.generation(),
+            paths.run.display()
+        )),
+        (Selected::Ours(_), Some(_), Some(record)) => {
+            if files_differ(paths, record) {
+                findings.push("the policy files differ from what is in force: `smc-policy apply`".to_owned());
+            }
+        }
+    }
+    if let Some(instance) = &state.instance
+        && instance.info().object != object::object_id()
+    {
+        findings.push(
+            "other programs than this version's are loaded: `smc-policy apply` replaces them".to_owned(),
+        );
+    }
+    let left = state.unselected(paths)?;
+    if !left.is_empty() {
+        findings.push(format!(
+            "loaded but not selected: {} (net.smc.hs_ctrl was cleared, or a process was killed): \
+             `smc-policy apply` or `smc-policy detach`",
+            left.join(", ")
+        ));
+    }
+    let mut document = StatusDocument {
+        ok: findings.is_empty(),
+        hook: state.instance.as_ref().map(|_| "hs_ctrl"),
+        mode: state.record.as_ref().map(|r| mode_name(r.observe)),
+        kernel: release(),
+        generation: state.instance.as_ref().map(Instance::generation),
+        applied_at: state.record.as_ref().map(|r| r.applied_at),
+        age_seconds: state.record.as_ref().map(|r| record::unix_now().saturating_sub(r.applied_at)),
+        digest: state.record.as_ref().map(|r| r.digest.clone()),
+        tool: state.record.as_ref().map(|r| r.tool.clone()),
+        table_bytes: state.instance.as_ref().map(|i| u64::from(i.info().sizes.cells) * 16),
+        counters: None,
+        defaults: Vec::new(),
+        rules: Vec::new(),
+        namespaces: vec![NamespaceDocument { name: "host", hs_ctrl: selected }],
+        findings,
+    };
+    if let Some(instance) = &state.instance {
+        let InstanceCounters { decisions, undecided, observed_denies, .. } = instance.instance_counters()?;
+        document.counters = Some(CountersDocument { decisions, undecided, observed_denies });
+        if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
+            count_rules(instance, &policy, &slots, &mut document)?;
+        }
+    }
+    Ok(document)
+}
+
+fn count_rules(
+    instance: &Instance,
+    policy: &Policy,
+    slots: &Slots,
+    document: &mut StatusDocument,
+) -> Result<(), super::Failure> {
+    for (rule, slot) in policy.rules.iter().zip(&slots.rules) {
+        let counters = instance.counters(*slot)?;
+        document.rules.push(RuleDocument {
+            name: rule.name.clone(),
+            action: rule.action,
+            hits: counters.hits,
+            retransmissions: counters.retransmissions,
+            direction: rule.direction.to_string(),
+            enabled: rule.enabled,
+            file: policy.file(rule.place).display().to_string(),
+            line: rule.place.line,
+        });
+    }
+    for (direction, action, slot) in [
+        ("outbound", policy.defaults.outbound, slots.default_outbound),
+        ("inbound", policy.defaults.inbound, slots.default_inbound),
+    ] {
+        let counters = instance.counters(slot)?;
+        document.defaults.push(DefaultDocument {
+            direction,
+            action,
+            hits: counters.hits,
+            retransmissions: counters.retransmissions,
+        });
+    }
+    Ok(())
+}
+
+fn text(d: &StatusDocument, out: &Output) -> String {
+    let mut text = String::new();
+    let mut facts = vec![vec!["kernel".to_owned(), d.kernel.clone()]];
+    let mut fact = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            facts.push(vec![name.to_owned(), value]);
+        }
+    };
+    fact("hook", d.hook.map(str::to_owned));
+    fact("mode", d.mode.map(str::to_owned));
+    let age = d.age_seconds.map(|s| format!(", applied {} ago", duration(s))).unwrap_or_default();
+    fact("generation", d.generation.map(|g| format!("{g}{age}")));
+    for namespace in &d.namespaces {
+        let selected = if namespace.hs_ctrl.is_empty() { "nothing selected" } else { &namespace.hs_ctrl };
+        fact("namespaces", Some(format!("{} ({selected})", namespace.name)));
+    }
+    fact("tables", d.table_bytes.map(bytes));
+    fact(
+        "decisions",
+        d.counters.as_ref().map(|c| {
+            let observed = if c.observed_denies > 0 {
+                format!(", {} only observed", c.observed_denies)
+            } else {
+                String::new()
+            };
+            let open =
+                if c.undecided > 0 { format!(", {} without a table", c.undecided) } else { String::new() };
+            format!("{}{observed}{open}", c.decisions)
+        }),
+    );
+    text.push_str(&columns(&facts, &[]));
+    if !d.rules.is_empty() || !d.defaults.is_empty() {
+        let heading = |word: &str| out.paint(Style::Dim, word);
+        let mut rows = vec![
+            ["", "hits", "action", "direction", "rule", "from"]
+                .iter()
+                .map(|w| heading(w))
+                .collect::<Vec<_>>(),
+        ];
+        for r in &d.rules {
+            let name = if r.enabled { r.name.clone() } else { format!("{} (not enabled)", r.name) };
+            let from = format!("{}:{}", r.file, r.line);
+            rows.push(vec![
+                String::new(),
+                r.hits.to_string(),
+                action(r.action, out),
+                r.direction.clone(),
+                name,
+                from,
+            ]);
+        }
+        for r in &d.defaults {
+            rows.push(vec![
+                String::new(),
+                r.hits.to_string(),
+                action(r.action, out),
+                r.direction.to_owned(),
+                "[default]".to_owned(),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&columns(&rows, &[1]));
+    }
+    if !d.findings.is_empty() {
+        let heading = count(d.findings.len(), "finding");
+        text.push_str(&format!("\n{}:\n", out.paint(Style::Note, &heading)));
+        for finding in &d.findings {
+            text.push_str(&format!("  {finding}\n"));
+        }
+    }
+    text
+}
+
+fn action(action: Action, out: &Output) -> String {
+    let style = if action == Action::Allow { Style::Good } else { Style::Bad };
+    out.paint(style, &action.to_string())
+}
