@@ -88,6 +88,8 @@ impl Kind {
 pub struct Listener {
     kind: Kind,
     socket: TcpListener,
+    /// Where clients connect to; `None`: the address it is bound to.
+    reached_at: Option<IpAddr>,
 }
 
 impl Listener {
@@ -106,16 +108,27 @@ impl Listener {
         sys::set_reuse_address(&socket)?;
         sys::bind(&socket, kind.spelled(address))?;
         sys::listen(&socket, 128)?;
-        Ok(Self { kind, socket: TcpListener::from(socket) })
+        Ok(Self { kind, socket: TcpListener::from(socket), reached_at: None })
     }
 
-    /// The address with the port in use; IPv4 is shown as IPv4.
+    /// The same listener, which clients reach under `ip`: for wildcard addresses.
+    ///
+    /// # Panics
+    /// When its descriptor cannot be duplicated.
+    #[must_use]
+    pub fn reached_at(&self, ip: IpAddr) -> Self {
+        let socket = self.socket.try_clone().expect("another descriptor");
+        Self { kind: self.kind, socket, reached_at: Some(ip) }
+    }
+
+    /// The address that clients connect to, with the port in use; IPv4 is shown as IPv4.
     ///
     /// # Panics
     /// When the kernel does not tell.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        canonical(self.socket.local_addr().expect("a bound socket's address"))
+        let bound = canonical(self.socket.local_addr().expect("a bound socket's address"));
+        SocketAddr::new(self.reached_at.unwrap_or(bound.ip()), bound.port())
     }
 
     /// Its port.
@@ -273,29 +286,79 @@ pub fn exchange_sized(
     listener: &Listener,
     sizes: &[usize],
 ) -> Result<Outcome, Failure> {
-    let give_up = AtomicBool::new(false);
-    let (client, server, connect_time) = thread::scope(|scope| {
-        let server = scope.spawn(|| {
-            let stream = listener.accept(&give_up).at("accept")?;
-            answer(&stream, sizes)?;
-            Ok::<_, Failure>(stream)
-        });
-        let client = connect(kind, local, listener.address()).at("connect").and_then(|(stream, time)| {
-            ask(&stream, sizes)?;
-            Ok((stream, time))
-        });
-        give_up.store(client.is_err(), Ordering::Release);
-        match (client, server.join().expect("the server's thread")) {
-            (Ok((client, time)), Ok(server)) => Ok((client, server, time)),
-            (Ok(_), Err(failure)) => Err(failure),
-            (Err(failure), server) => Err(Failure { other_end: server.err().map(Box::new), ..failure }),
-        }
-    })?;
+    let pair = Pair::open(kind, local, listener)?;
+    pair.exchange(sizes)?;
+    let outcome = pair.judge()?;
+    pair.close()?;
+    Ok(outcome)
+}
 
-    let client_end = end(&client, kind).at("the client's SMC_DIAG record")?;
-    let server_end = end(&server, listener.kind).at("the server's SMC_DIAG record")?;
-    close_in_order(client, server).at("close")?;
-    Ok(Outcome { client: client_end, server: server_end, connect_time })
+/// Both ends of an open connection.
+#[derive(Debug)]
+pub struct Pair {
+    client: (Kind, TcpStream),
+    server: (Kind, TcpStream),
+    connect_time: Duration,
+}
+
+impl Pair {
+    /// Connects with a `kind` socket from `local` (`None`: the kernel chooses) to the listener.
+    ///
+    /// # Errors
+    /// What connect(2) or accept(2) say.
+    pub fn open(kind: Kind, local: Option<IpAddr>, listener: &Listener) -> Result<Self, Failure> {
+        let give_up = AtomicBool::new(false);
+        let (client, server) = thread::scope(|scope| {
+            let server = scope.spawn(|| listener.accept(&give_up).at("accept"));
+            let client = connect(kind, local, listener.address()).at("connect");
+            give_up.store(client.is_err(), Ordering::Release);
+            (client, server.join().expect("the accepting thread"))
+        });
+        let (client, connect_time) = client?;
+        Ok(Self { client: (kind, client), server: (listener.kind, server?), connect_time })
+    }
+
+    /// Sends random bytes of each of `sizes` both ways and compares them.
+    ///
+    /// # Errors
+    /// A time-out, an early end, or foreign bytes.
+    pub fn exchange(&self, sizes: &[usize]) -> Result<(), Failure> {
+        let (client, server) = (&self.client.1, &self.server.1);
+        thread::scope(|scope| {
+            // An end that fails closes, or the other would wait for its time limit.
+            let server = scope.spawn(|| answer(server, sizes).inspect_err(|_| abandon(server)));
+            let client = ask(client, sizes).inspect_err(|_| abandon(client));
+            match (client, server.join().expect("the server's thread")) {
+                (Ok(()), server) => server,
+                (Err(failure), server) => Err(Failure { other_end: server.err().map(Box::new), ..failure }),
+            }
+        })
+    }
+
+    /// Asks the kernel about both ends.
+    ///
+    /// # Errors
+    /// When `SMC_DIAG` does not answer, or does not show them as established.
+    pub fn judge(&self) -> Result<Outcome, Failure> {
+        Ok(Outcome {
+            client: end(&self.client).at("the client's SMC_DIAG record")?,
+            server: end(&self.server).at("the server's SMC_DIAG record")?,
+            connect_time: self.connect_time,
+        })
+    }
+
+    /// Closes, client first; each end must see the end of the stream and not a byte more.
+    ///
+    /// # Errors
+    /// More bytes, or no end.
+    pub fn close(self) -> Result<(), Failure> {
+        close_in_order(self.client.1, self.server.1).at("close")
+    }
+}
+
+fn abandon(stream: &TcpStream) {
+    // It may be closed already, which is as good.
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 fn connect(kind: Kind, local: Option<IpAddr>, peer: SocketAddr) -> io::Result<(TcpStream, Duration)> {
@@ -346,7 +409,6 @@ fn expect(mut stream: &TcpStream, expected: &[u8]) -> io::Result<()> {
     Err(io::Error::other(format!("foreign bytes at {at} of {}: {found:02x?}", expected.len())))
 }
 
-/// Client first; each end must then see the end of the stream and not a byte more.
 fn close_in_order(mut client: TcpStream, mut server: TcpStream) -> io::Result<()> {
     client.shutdown(Shutdown::Write)?;
     let mut rest = Vec::new();
@@ -360,7 +422,7 @@ fn close_in_order(mut client: TcpStream, mut server: TcpStream) -> io::Result<()
     }
 }
 
-fn end(stream: &TcpStream, kind: Kind) -> io::Result<End> {
+fn end((kind, stream): &(Kind, TcpStream)) -> io::Result<End> {
     let inode = std::fs::metadata(format!("/proc/self/fd/{}", stream.as_raw_fd()))?.ino();
     let diag = if kind.is_smc() { Some(record(inode)?) } else { None };
     let transport = match diag.map(|socket| (socket.carried_by(), socket.fallback)) {

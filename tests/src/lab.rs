@@ -1,10 +1,12 @@
 //! A test's own world: a network namespace with addresses on its loopback interface, and folders for the binary.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use crate::netns;
+use serde_json::Value;
+
+use crate::connection::{Kind, Listener, Outcome, exchange};
 use crate::tool::{Home, Run};
-use crate::ueid;
+use crate::{netns, ueid};
 
 /// IPv6 addresses of every lab besides ::1: fd00:5::1 to fd00:5::4 and fd00:6::1.
 #[must_use]
@@ -34,6 +36,14 @@ impl Lab {
         netns::in_new_namespace(&v6_addresses(), || body(&Self::default()))
     }
 
+    /// Runs `body` in a new world on a kernel that cannot speak SMC, or not within one machine.
+    ///
+    /// # Panics
+    /// As `body` does, and when the world cannot be made.
+    pub fn run_without_smc_d<T: Send>(body: impl FnOnce(&Self) -> T + Send) -> T {
+        netns::in_new_namespace(&[], || body(&Self::default()))
+    }
+
     /// Applies a policy and expects that to succeed.
     ///
     /// # Panics
@@ -43,4 +53,100 @@ impl Lab {
         let path = self.home.write("policy.toml", policy);
         self.home.run(["apply".as_ref(), path.as_os_str()]).ok()
     }
+
+    /// `status --json`, whatever its exit code says about drift.
+    ///
+    /// # Panics
+    /// If it prints no JSON.
+    #[track_caller]
+    #[must_use]
+    pub fn status(&self) -> Value {
+        self.home.run(["status", "--json"]).json()
+    }
+
+    /// The generation in force.
+    ///
+    /// # Panics
+    /// If `status` does not tell.
+    #[track_caller]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        let status = self.status();
+        status["generation"].as_u64().unwrap_or_else(|| panic!("no generation: {status:#}"))
+    }
+
+    /// How many connections the rule has decided.
+    ///
+    /// # Panics
+    /// If `status` does not name the rule.
+    #[track_caller]
+    #[must_use]
+    pub fn hits(&self, rule: &str) -> u64 {
+        let status = self.status();
+        let rules = status["rules"].as_array().into_iter().flatten();
+        let found = rules.into_iter().find(|entry| entry["name"] == rule);
+        found
+            .and_then(|entry| entry["hits"].as_u64())
+            .unwrap_or_else(|| panic!("no hits of {rule}: {status:#}"))
+    }
+
+    /// `explain --json` with these arguments.
+    ///
+    /// # Panics
+    /// If it prints no JSON, or its exit code says something else than the JSON.
+    #[track_caller]
+    #[must_use]
+    pub fn explain(&self, arguments: &[&str]) -> Value {
+        let run = self.home.run(["explain", "--json"].iter().chain(arguments));
+        let answer = run.json();
+        let expected = i32::from(answer["action"] != "allow");
+        assert_eq!(run.code(), Some(expected), "exit code: {run:#?}");
+        answer
+    }
+}
+
+/// What this network namespace has selected in `net.smc.hs_ctrl`.
+///
+/// # Panics
+/// If the kernel has no such sysctl.
+#[must_use]
+pub fn selected() -> String {
+    let text = std::fs::read_to_string("/proc/sys/net/smc/hs_ctrl").expect("net.smc.hs_ctrl");
+    text.trim_end_matches(['\n', '\0']).to_owned()
+}
+
+/// A listener on `ip`, at a port that the kernel chooses.
+///
+/// # Panics
+/// If `ip` is no address of this namespace.
+#[must_use]
+pub fn listen(kind: Kind, ip: &str) -> Listener {
+    Listener::bind(kind, SocketAddr::new(ip.parse().expect("an address"), 0))
+}
+
+/// Connects and expects SMC on both ends.
+///
+/// # Panics
+/// If it fails or is something else.
+#[track_caller]
+pub fn assert_smc(kind: Kind, local: Option<&str>, listener: &Listener) {
+    let outcome = outcome(kind, local, listener);
+    assert!(outcome.is_smc(), "expected SMC: {kind:?} {outcome}");
+}
+
+/// Connects and expects what a deny looks like: both ends on TCP because there was no SMC option.
+///
+/// # Panics
+/// If it fails or is something else.
+#[track_caller]
+pub fn assert_denied(kind: Kind, local: Option<&str>, listener: &Listener) {
+    let outcome = outcome(kind, local, listener);
+    assert!(outcome.is_denied(), "expected a fallback: {kind:?} {outcome}");
+}
+
+#[track_caller]
+fn outcome(kind: Kind, local: Option<&str>, listener: &Listener) -> Outcome {
+    let local = local.map(|ip| ip.parse().expect("an address"));
+    exchange(kind, local, listener)
+        .unwrap_or_else(|failure| panic!("{kind:?} to {}: {failure}", listener.address()))
 }

@@ -27,11 +27,11 @@ pub mod sys;
 pub mod tool;
 pub mod ueid;
 
-pub use connection::{Kind, Listener, Outcome, Transport, exchange};
+pub use connection::{Kind, Listener, Outcome, Pair, Transport, exchange};
 pub use lab::Lab;
 pub use needs::Need;
 pub use rng::Rng;
-pub use tool::{Home, Run};
+pub use tool::{Home, Run, Running};
 
 /// Whether the large numbers were asked for (`SMC_POLICY_FULL=1`).
 #[must_use]

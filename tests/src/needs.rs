@@ -18,7 +18,7 @@ use crate::{netns, sys, tool, ueid};
 pub enum Need {
     /// User id 0.
     Root,
-    /// The binary under test.
+    /// The binary under test, answering `--version`.
     Tool,
     /// SMC sockets (`AF_SMC`).
     Smc,
@@ -30,6 +30,10 @@ pub enum Need {
     SmcD,
     /// `net.smc.hs_ctrl` (Linux 6.19).
     HsCtrl,
+    /// No `net.smc.hs_ctrl`, to see what is said about that.
+    NoHsCtrl,
+    /// No SMC at all, to see what is said about that.
+    NoSmc,
     /// Network namespaces of one's own.
     Netns,
     /// A mounted bpffs.
@@ -42,7 +46,7 @@ impl Need {
     pub fn is_met(self) -> bool {
         match self {
             Self::Root => is_root(),
-            Self::Tool => tool::binary().is_file(),
+            Self::Tool => tool::is_there(),
             Self::Smc => has_protocol("SMC"),
             Self::IpprotoSmc => {
                 // Asking the kernel for a socket would load the module.
@@ -57,6 +61,8 @@ impl Need {
                 })
             }
             Self::HsCtrl => Path::new("/proc/sys/net/smc/hs_ctrl").exists(),
+            Self::NoHsCtrl => !Self::HsCtrl.is_met(),
+            Self::NoSmc => !Self::Smc.is_met(),
             Self::Netns => netns::is_possible(),
             Self::Bpffs => is_mounted("bpf", tool::BPFFS),
         }
@@ -73,6 +79,8 @@ impl fmt::Display for Need {
             Self::SmcDiag => "SMC_DIAG",
             Self::SmcD => "SMC-D",
             Self::HsCtrl => "hs_ctrl",
+            Self::NoHsCtrl => "a kernel without hs_ctrl",
+            Self::NoSmc => "a kernel without SMC",
             Self::Netns => "network namespaces",
             Self::Bpffs => "bpffs",
         })
@@ -89,6 +97,14 @@ macro_rules! needs {
         if $crate::needs::is_skipped(std::any::type_name_of_val(&here), &[$($crate::Need::$need),+]) {
             return;
         }
+    };
+}
+
+/// As [`needs!`] with all that a test of the binary on the kernel's hook takes.
+#[macro_export]
+macro_rules! needs_hook {
+    () => {
+        $crate::needs!(Root, Tool, Netns, Bpffs, Smc, IpprotoSmc, SmcDiag, SmcD, HsCtrl)
     };
 }
 

@@ -1,9 +1,12 @@
 //! The system calls that std does not offer: sockets of other families, and a private network namespace. The only
 //! unsafe code of this crate.
 
+use std::ffi::CStr;
 use std::io;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 /// `AF_SMC`.
@@ -100,6 +103,24 @@ pub fn is_readable(socket: impl AsFd, limit: Duration) -> io::Result<bool> {
 pub fn unshare_network() -> io::Result<()> {
     // SAFETY: unshare(2) takes no pointers; a network namespace of its own breaks nothing that std relies on.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
+}
+
+/// Lets `command` see /proc/sys read-only, in a mount namespace of its own.
+pub fn with_read_only_proc_sys(command: &mut Command) {
+    fn remount() -> io::Result<()> {
+        let mount = |from: Option<&CStr>, at: &CStr, flags| {
+            let from = from.map_or(std::ptr::null(), CStr::as_ptr);
+            // SAFETY: strings end in NUL and outlive the call; no file system type and no data are given.
+            check(unsafe { libc::mount(from, at.as_ptr(), std::ptr::null(), flags, std::ptr::null()) })
+        };
+        // SAFETY: unshare(2) takes no pointers.
+        check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+        mount(None, c"/", libc::MS_REC | libc::MS_PRIVATE)?;
+        mount(Some(c"/proc/sys"), c"/proc/sys", libc::MS_BIND)?;
+        mount(None, c"/proc/sys", libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY)
+    }
+    // SAFETY: between fork and exec only system calls are made: nothing allocates and no lock is taken.
+    unsafe { command.pre_exec(remount) };
 }
 
 fn set_option<T>(socket: &impl AsFd, option: i32, value: &T) -> io::Result<()> {

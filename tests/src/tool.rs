@@ -26,6 +26,13 @@ pub fn binary() -> PathBuf {
     test.ancestors().nth(2).unwrap_or(Path::new("")).join("smc-policy")
 }
 
+/// Whether there is a binary under test that can run on this machine.
+#[must_use]
+pub fn is_there() -> bool {
+    let output = Command::new(binary()).arg("--version").output();
+    output.is_ok_and(|output| output.status.success() && output.stdout.starts_with(b"smc-policy "))
+}
+
 /// Folders for the binary's files that no other test and no installation uses. Whatever is still applied is detached
 /// when this goes.
 #[derive(Debug)]
@@ -103,8 +110,15 @@ impl Home {
     /// # Panics
     /// When the binary cannot be started.
     pub fn start<S: AsRef<std::ffi::OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Running {
+        self.start_command(self.command(arguments))
+    }
+
+    /// Starts a command made by [`Self::command`].
+    ///
+    /// # Panics
+    /// When the binary cannot be started.
+    pub fn start_command(&self, mut command: Command) -> Running {
         self.is_used.store(true, Ordering::Relaxed);
-        let mut command = self.command(arguments);
         let shown = shown(&command);
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{shown}: {error}"));
         let stdout = collect(child.stdout.take().expect("stdout is piped"));
@@ -234,7 +248,7 @@ impl Run {
     /// # Panics
     /// If it is another one, with everything that was printed.
     #[track_caller]
-    #[must_use = "or use `ok`"]
+    #[allow(clippy::must_use_candidate, reason = "often called for the check alone")]
     pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.code(), Some(code), "exit code of {self:#?}");
         self

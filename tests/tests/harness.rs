@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
 use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
 
 use smc_policy::smc::diag::{self, Family, State};
 use smc_policy::smc::reasons::PEER_NO_SMC;
 use smc_policy_tests::connection::{End, exchange_sized};
-use smc_policy_tests::{Kind, Lab, Listener, Transport, exchange, needs};
+use smc_policy_tests::{Kind, Lab, Listener, Transport, exchange, needs, sys};
 
 fn address(text: &str) -> SocketAddr {
     SocketAddr::new(text.parse().unwrap(), 0)
@@ -127,5 +128,23 @@ fn listening_sockets_are_listed_with_their_address() {
             assert_ne!(socket.cookie, 0);
         }
         assert!(diag::sockets().unwrap().iter().all(|socket| socket.state != State::Listen));
+    });
+}
+
+#[test]
+fn a_command_can_be_given_a_read_only_proc_sys() {
+    needs!(Root, Netns);
+    Lab::run_without_smc_d(|_| {
+        let write = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]);
+            command
+        };
+        assert!(write().output().unwrap().status.success(), "this namespace's own sysctl");
+        let mut command = write();
+        sys::with_read_only_proc_sys(&mut command);
+        let output = command.output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("Read-only"), "{output:?}");
     });
 }

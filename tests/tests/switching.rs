@@ -1,0 +1,229 @@
+//! Policies that replace each other under load: every connection is judged wholly by one of two generations.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use smc_policy_tests::connection::exchange_sized;
+use smc_policy_tests::lab::listen;
+use smc_policy_tests::{Kind, Lab, Listener, Rng, needs_hook, scaled};
+
+/// Services whose verdicts tell policies apart. `swings` change with every policy; `always` and `never` are decided by
+/// another rule in each policy, with the same verdict: a decision mixed of two generations would get them wrong.
+struct Services {
+    swings: [Listener; 2],
+    always: Listener,
+    never: Listener,
+}
+
+/// Which of the two policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    A,
+    B,
+}
+
+impl Policy {
+    const fn of(index: usize) -> Self {
+        if index.is_multiple_of(2) { Self::A } else { Self::B }
+    }
+}
+
+impl Services {
+    fn open() -> Self {
+        let service = || listen(Kind::AfSmc, "127.0.0.2");
+        Self { swings: [service(), service()], always: service(), never: service() }
+    }
+
+    fn all(&self) -> [&Listener; 4] {
+        [&self.swings[0], &self.swings[1], &self.always, &self.never]
+    }
+
+    /// Whether `policy` lets service `which` of [`Self::all`] negotiate.
+    fn allows(which: usize, policy: Policy) -> bool {
+        match which {
+            0 => policy == Policy::B,
+            1 => policy == Policy::A,
+            2 => true,
+            _ => false,
+        }
+    }
+
+    /// A policy's text, with `extra` more networks that concern nobody here. Rules and classes are numbered differently
+    /// in the two.
+    fn text(&self, policy: Policy, extra: usize) -> String {
+        let [first, second, always, never] = self.all().map(Listener::port);
+        let rule = |name: &str, action: &str, match_on: &str| {
+            format!(
+                "[[rule]]\nname = \"{name}\"\naction = \"{action}\"\ndirection = \"outbound\"\n{match_on}\n\n"
+            )
+        };
+        let mut text = String::from("version = 1\n\n");
+        if extra > 0 {
+            let mut peers = String::from("peers = [");
+            for number in 0..extra {
+                let [_, a, b, c] = (number as u32 * 2).to_be_bytes();
+                write!(peers, "\"10.{a}.{b}.{c}\", ").unwrap();
+            }
+            peers.push(']');
+            text += &rule("bulk", "deny", &peers);
+        }
+        match policy {
+            Policy::A => {
+                text += &rule("a-never", "deny", &format!("ports = [{never}]"));
+                text += &rule("a-first", "deny", &format!("ports = [{first}]"));
+            }
+            Policy::B => {
+                text += "[default]\noutbound = \"deny\"\n\n";
+                text += &rule("b-decoy", "deny", "peers = [\"192.0.2.0/24\"]\nports = [\"1-9\"]");
+                text += &rule(
+                    "b-allowed",
+                    "allow",
+                    &format!("peers = [\"127.0.0.0/24\"]\nports = [{first}, {always}]"),
+                );
+                text += &rule("b-second", "deny", &format!("ports = [{second}]"));
+            }
+        }
+        text
+    }
+}
+
+/// Applies A and B in turn while connections are made, `per_generation` of them before each apply, and checks each
+/// against the generations that can have judged it. `extra` gives the bulk of each policy.
+fn alternate(generations: usize, per_generation: usize, extra: impl Fn(usize) -> usize + Sync) {
+    let mut rng = Rng::from_environment("switching");
+    Lab::run(|lab| {
+        let services = Services::open();
+        let files: Vec<PathBuf> = (0..generations)
+            .map(|index| {
+                let text = services.text(Policy::of(index), extra(index));
+                lab.home.write(&format!("policy-{index}.toml"), &text)
+            })
+            .collect();
+        let apply = |index: usize| {
+            lab.home.run(["apply".as_ref(), files[index].as_os_str()]).ok();
+        };
+        apply(0);
+        let before = lab.generation();
+
+        // Policies up to `started` may be in force, those before `finished` no more.
+        let (started, finished) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let made = AtomicUsize::new(0);
+        let over = AtomicBool::new(false);
+        let mut during = 0;
+        thread::scope(|scope| {
+            let applier = scope.spawn(|| {
+                for index in 1..generations {
+                    while made.load(Ordering::SeqCst) < index * per_generation && !over.load(Ordering::SeqCst)
+                    {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    started.store(index, Ordering::SeqCst);
+                    apply(index);
+                    finished.store(index, Ordering::SeqCst);
+                }
+            });
+            // A failed check must not leave the other thread waiting.
+            let stop = StopOnDrop(&over);
+            while made.load(Ordering::SeqCst) < generations * per_generation || !applier.is_finished() {
+                let which = rng.below(4) as usize;
+                let oldest = finished.load(Ordering::SeqCst);
+                let outcome = exchange_sized(Kind::AfSmc, None, services.all()[which], &[1, 100]).unwrap();
+                let newest = started.load(Ordering::SeqCst);
+                assert_ne!(outcome.is_smc(), outcome.is_denied(), "{outcome}");
+                let possible = (oldest..=newest).map(Policy::of);
+                let fits = possible.clone().any(|policy| Services::allows(which, policy) == outcome.is_smc());
+                assert!(
+                    fits,
+                    "service {which}, generations {oldest} to {newest} ({:?}): {outcome}",
+                    possible.collect::<Vec<_>>()
+                );
+                during += usize::from(oldest != newest);
+                made.fetch_add(1, Ordering::SeqCst);
+            }
+            drop(stop);
+            applier.join().unwrap();
+        });
+        println!("{} connections, {during} of them during an apply", made.load(Ordering::SeqCst));
+        assert_eq!(lab.generation(), before + generations as u64 - 1, "one generation each apply");
+    });
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn every_connection_is_judged_by_one_generation() {
+    needs_hook!();
+    alternate(10, scaled(200), |_| 0);
+}
+
+#[test]
+fn also_across_outgrown_tables() {
+    needs_hook!();
+    // Small, larger than any table before, small again, larger still.
+    let full = scaled(50_000);
+    alternate(6, scaled(200), |index| match index {
+        1 => full / 10,
+        3 | 4 => full,
+        _ => 0,
+    });
+}
+
+#[test]
+fn applies_at_the_same_time_wait_for_each_other() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let services = Services::open();
+        let files = [Policy::A, Policy::B]
+            .map(|policy| lab.home.write(&format!("{policy:?}.toml"), &services.text(policy, 0)));
+        lab.home.run(["apply".as_ref(), files[0].as_os_str()]).ok();
+        let before = lab.generation();
+        let running: Vec<_> =
+            (0..6).map(|index| lab.home.start(["apply".as_ref(), files[index % 2].as_os_str()])).collect();
+        for one in running {
+            one.wait().ok();
+        }
+        assert_eq!(lab.generation(), before + 6);
+        // Whoever came last, all of it is in force.
+        let verdicts =
+            services.all().map(|service| exchange_sized(Kind::AfSmc, None, service, &[1]).unwrap().is_smc());
+        let of = |policy| [0, 1, 2, 3].map(|which| Services::allows(which, policy));
+        assert!(verdicts == of(Policy::A) || verdicts == of(Policy::B), "{verdicts:?}");
+    });
+}
+
+#[test]
+fn hits_survive_an_apply_that_keeps_the_rule() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let service = listen(Kind::AfSmc, "127.0.0.2");
+        let rule = |name: &str, peer: &str| {
+            format!(
+                "[[rule]]\nname = \"{name}\"\naction = \"deny\"\ndirection = \"outbound\"\npeers = [\"{peer}\"]\n"
+            )
+        };
+        let kept = rule("kept", "127.0.0.2");
+        lab.apply(&format!("version = 1\n{kept}"));
+        for _ in 0..3 {
+            exchange_sized(Kind::AfSmc, None, &service, &[1]).unwrap();
+        }
+        assert_eq!(lab.hits("kept"), 3);
+        // Another rule before it, and enough of them to move every number.
+        let others: String = (0..40).map(|n| rule(&format!("other-{n}"), &format!("127.9.0.{n}"))).collect();
+        lab.apply(&format!("version = 1\n{others}{kept}"));
+        exchange_sized(Kind::AfSmc, None, &service, &[1]).unwrap();
+        assert_eq!(lab.hits("kept"), 4);
+        assert_eq!(lab.hits("other-0"), 0);
+        lab.apply(&format!("version = 1\n{kept}"));
+        assert_eq!(lab.hits("kept"), 4);
+    });
+}
