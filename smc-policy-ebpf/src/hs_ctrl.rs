@@ -45,7 +45,7 @@ pub extern "C" fn smcpol_synack(ctx: *mut c_void) -> i32 {
 fn is_first_synack(request: Sock) -> bool {
     let (Some(retrans), Some(timeout), Some(expires)) = (
         request.read_if_present::<u8>(&OFF_REQ_RETRANS),
-        request.read_if_present::<u64>(&OFF_REQ_TIMEOUT),
+        request.read_if_present::<u32>(&OFF_REQ_TIMEOUT),
         request.read_if_present::<u64>(&OFF_REQ_EXPIRES),
     ) else {
         return true;
@@ -55,5 +55,5 @@ fn is_first_synack(request: Sock) -> bool {
     }
     // SAFETY: takes no argument.
     let now = unsafe { bpf_jiffies64() };
-    timeout == 0 || expires.wrapping_sub(now) as i64 > (timeout / 2) as i64
+    timeout == 0 || expires.wrapping_sub(now) as i64 > i64::from(timeout / 2)
 }

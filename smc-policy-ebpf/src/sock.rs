@@ -34,7 +34,7 @@ offsets! {
     OFF_RETRANSMITS;
     /// `inet_request_sock.req.num_retrans`, u8.
     OFF_REQ_RETRANS;
-    /// `inet_request_sock.req.timeout`, unsigned long, jiffies.
+    /// `inet_request_sock.req.timeout`, jiffies: its low 32 bits (an unsigned long in 6.18, a u32 in 7.3).
     OFF_REQ_TIMEOUT;
     /// `inet_request_sock.req.rsk_timer.expires`, unsigned long, jiffies.
     OFF_REQ_EXPIRES;

@@ -59,10 +59,6 @@ impl Output {
         }
     }
 
-    /// Is a JSON document asked for?
-    pub(super) fn is_json(&self) -> bool {
-        self.json
-    }
 
     /// May standard error be coloured?
     pub(super) fn colour_err(&self) -> bool {

@@ -52,6 +52,7 @@ pub struct Btf<'a> {
 }
 
 const MAGIC: u16 = 0xeb9f;
+const KIND_INT: u32 = 1;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
 /// Typedef, volatile, const, restrict, type tag: names or qualifies another type.
@@ -237,6 +238,24 @@ impl<'a> Btf<'a> {
     /// # Errors
     /// [`BtfError::NoStruct`], [`BtfError::NoMember`].
     pub fn offset(&self, structure: &str, path: &str) -> Result<u32, BtfError> {
+        self.locate(structure, path).map(|(offset, _)| offset)
+    }
+
+    /// Byte offset of the low 32 bits of an integer member of 4 or 8 bytes: kernels change between the two.
+    ///
+    /// # Errors
+    /// As [`Self::offset`]; `NoMember` too when it is no such integer.
+    pub fn offset_of_low_word(&self, structure: &str, path: &str) -> Result<u32, BtfError> {
+        let (offset, id) = self.locate(structure, path)?;
+        let id = self.resolve(id);
+        match (self.kind(id), self.word(id, 8)) {
+            (Some(KIND_INT), Some(8)) if cfg!(target_endian = "big") => Ok(offset + 4),
+            (Some(KIND_INT), Some(4 | 8)) => Ok(offset),
+            _ => Err(BtfError::NoMember(structure.to_owned(), path.to_owned())),
+        }
+    }
+
+    fn locate(&self, structure: &str, path: &str) -> Result<(u32, TypeId), BtfError> {
         let mut id = self.structure(structure)?;
         let mut bits = 0u32;
         for name in path.split('.') {
@@ -245,7 +264,7 @@ impl<'a> Btf<'a> {
             bits = bits.checked_add(offset).ok_or_else(missing)?;
             id = next;
         }
-        Ok(bits / 8)
+        Ok((bits / 8, id))
     }
 }
 
@@ -334,6 +353,8 @@ mod tests {
         assert_eq!(btf.offset("sock", "__sk_common.both"), Ok(8), "through the anonymous union");
         assert_eq!(btf.offset("sock", "tail"), Ok(24));
         assert_eq!(btf.size(btf.structure("sock").unwrap()), Some(32));
+        assert_eq!(btf.offset_of_low_word("sock", "tail"), Ok(24));
+        assert!(btf.offset_of_low_word("sock", "__sk_common").is_err(), "a struct");
         assert_eq!(btf.offset("sock", "nope"), Err(BtfError::NoMember("sock".into(), "nope".into())));
         assert_eq!(btf.offset("nope", "x"), Err(BtfError::NoStruct("nope".into())));
     }

@@ -26,8 +26,9 @@ use super::{
 pub const SYSCTL: &str = "/proc/sys/net/smc/hs_ctrl";
 /// Exists while SMC is there, whatever the kernel's version.
 pub const SMC_SYSCTLS: &str = "/proc/sys/net/smc";
-/// Every registration of ours begins with this; eight hexadecimal digits follow. 15 characters are the kernel's limit.
-const PREFIX: &str = "smcpol-";
+/// Every registration of ours, and its map, is called this and eight hexadecimal digits. The kernel takes at most 15
+/// letters, digits, `_` and `.` (`bpf_obj_name_cpy`, kernel/bpf/syscall.c); a hyphen is EINVAL.
+const PREFIX: &str = "smcpol_";
 
 const KERNEL_STRUCT: &str = "smc_hs_ctrl";
 const VALUE_STRUCT: &str = "bpf_struct_ops_smc_hs_ctrl";
@@ -63,11 +64,6 @@ pub fn is_instance_id(id: &str) -> bool {
 /// The name instance `id` is registered under.
 pub fn name(id: &str) -> String {
     format!("{PREFIX}{id}")
-}
-
-/// A map's name takes no hyphen.
-fn map_name(id: &str) -> String {
-    format!("smcpol_{id}")
 }
 
 /// Reads this namespace's choice.
@@ -132,7 +128,7 @@ pub fn register(prepared: &Prepared, types: &KernelTypes, id: &str) -> Result<Ow
         programs.push(program);
     }
     let map =
-        sys::map_create_struct_ops(&map_name(id), types.value_size, types.value_id, prepared.btf()?, module)
+        sys::map_create_struct_ops(&name(id), types.value_size, types.value_id, prepared.btf()?, module)
             .doing(|| "create the map that registers smc_hs_ctrl".into())?;
     sys::map_update(map.as_fd(), 0, &value).doing(|| format!("register {} as smc_hs_ctrl", name(id)))?;
     Ok(map)
@@ -168,7 +164,7 @@ pub fn registrations() -> Result<Vec<(String, OwnedFd)>, KernelError> {
         .into_iter()
         .filter(|(info, _)| info.kind == bpf_map_type::BPF_MAP_TYPE_STRUCT_OPS as u32)
         .filter_map(|(info, fd)| {
-            let id = info.name.strip_prefix("smcpol_")?;
+            let id = info.name.strip_prefix(PREFIX)?;
             is_instance_id(id).then(|| (id.to_owned(), fd))
         })
         .collect())
@@ -270,15 +266,14 @@ mod tests {
     fn whose_name_is_it() {
         assert_eq!(Selected::parse(""), Selected::None);
         assert_eq!(Selected::parse("\n"), Selected::None);
-        assert_eq!(Selected::parse("smcpol-0123abcd\n"), Selected::Ours("0123abcd".into()));
-        assert_eq!(Selected::parse("smcpol-0123ABCD\n"), Selected::Foreign("smcpol-0123ABCD".into()));
-        assert_eq!(Selected::parse("smcpol-1\n"), Selected::Foreign("smcpol-1".into()));
+        assert_eq!(Selected::parse("smcpol_0123abcd\n"), Selected::Ours("0123abcd".into()));
+        assert_eq!(Selected::parse("smcpol_0123ABCD\n"), Selected::Foreign("smcpol_0123ABCD".into()));
+        assert_eq!(Selected::parse("smcpol_1\n"), Selected::Foreign("smcpol_1".into()));
         assert_eq!(Selected::parse("linkcheck\n"), Selected::Foreign("linkcheck".into()));
     }
 
     #[test]
     fn names_fit_the_kernel() {
         assert_eq!(name("0123abcd").len(), sys::NAME_MAX);
-        assert_eq!(map_name("0123abcd").len(), sys::NAME_MAX);
     }
 }

@@ -1,5 +1,5 @@
 //! One instance: the maps and programs of one load, pinned in a folder `<bpffs>/smc-policy/<id>` and registered as
-//! `smcpol-<id>`.
+//! `smcpol_<id>`.
 //!
 //! The folder is called `new-<id>` (bpffs takes no dots) until it is complete, and it is made before anything is registered: whoever finds
 //! it after a crash can remove all that belongs to it.

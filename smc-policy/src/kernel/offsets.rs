@@ -5,6 +5,9 @@ use super::btf::{Btf, BtfError};
 /// The value that a program takes for "this kernel has no such field" (smc-policy-ebpf/src/sock.rs).
 const ABSENT: u32 = u32::MAX;
 
+/// A member whose width differs between kernels; the program reads its low 32 bits.
+const LOW_WORD: &str = "OFF_REQ_TIMEOUT";
+
 /// Global of the object, struct, member path, and whether a kernel may lack it.
 const FIELDS: [(&str, &str, &str, bool); 11] = [
     ("OFF_FAMILY", "sock_common", "skc_family", false),
@@ -34,7 +37,11 @@ impl Offsets {
     pub fn find(vmlinux: &Btf<'_>) -> Result<Self, BtfError> {
         FIELDS
             .iter()
-            .map(|(global, structure, path, optional)| match vmlinux.offset(structure, path) {
+            .map(|(global, structure, path, optional)| match if *global == LOW_WORD {
+                vmlinux.offset_of_low_word(structure, path)
+            } else {
+                vmlinux.offset(structure, path)
+            } {
                 Ok(offset) => Ok((*global, offset)),
                 Err(_) if *optional => Ok((*global, ABSENT)),
                 Err(e) => Err(e),
