@@ -15,6 +15,18 @@ use crate::query::{Addr, Direction, Query};
 pub trait Cells {
     /// The cell's value, `None` beyond the end.
     fn cell(&self, index: u32) -> Option<u64>;
+
+    /// [`search32`]; the programs override it with a function that the verifier follows once, not once a path.
+    #[inline(always)]
+    fn find32(&self, descriptor: u32, key: u32) -> Option<u32> {
+        search32(self, descriptor, key)
+    }
+
+    /// [`search128`]; see [`Self::find32`].
+    #[inline(always)]
+    fn find128(&self, descriptor: u32, key: Addr) -> Option<u32> {
+        search128(self, descriptor, key)
+    }
 }
 
 impl Cells for [u64] {
@@ -180,18 +192,18 @@ pub fn decide<C: Cells + ?Sized>(cells: &C, query: &Query) -> Option<Verdict> {
     }
     let flags = (head >> 16) as u16;
     let peer = match query.peer.as_v4() {
-        Some(v4) => search32(cells, H_PEER4, v4)?,
-        None => search128(cells, H_PEER6, query.peer)?,
+        Some(v4) => cells.find32(H_PEER4, v4)?,
+        None => cells.find128(H_PEER6, query.peer)?,
     };
     let local = if flags & FLAG_LOCAL == 0 {
         0
     } else {
         match query.local.as_v4() {
-            Some(v4) => search32(cells, H_LOCAL4, v4)?,
-            None => search128(cells, H_LOCAL6, query.local)?,
+            Some(v4) => cells.find32(H_LOCAL4, v4)?,
+            None => cells.find128(H_LOCAL6, query.local)?,
         }
     };
-    let port = search32(cells, H_PORT, query.port as u32)?;
+    let port = cells.find32(H_PORT, query.port as u32)?;
     let verdicts = cells.cell(H_VERDICT)?;
     let mut index = (verdicts as u32).wrapping_add(peer).wrapping_add(local).wrapping_add(port);
     if matches!(query.direction, Direction::Inbound) {

@@ -7,7 +7,8 @@ use aya_ebpf::{
 };
 use smc_policy_common::{
     counters::{InstanceCounters, RuleCounters},
-    table::Cells,
+    query::Addr,
+    table::{Cells, search32, search128},
 };
 
 /// Generation in force; bit 0 selects the table. User space maps it into memory: an apply is one store.
@@ -37,18 +38,58 @@ pub struct Odd;
 
 // Two types, not one with the map as a value: the kernel inlines an array look-up only where the instruction always
 // meets the same map (`map_gen_lookup`, kernel/bpf/verifier.c: a poisoned `map_ptr_state` falls back to the call).
-impl Cells for Even {
-    #[inline(always)]
-    fn cell(&self, index: u32) -> Option<u64> {
-        TABLE0.get(index).copied()
+macro_rules! table {
+    ($type:ident, $map:ident, $find32:ident, $find128:ident) => {
+        impl Cells for $type {
+            #[inline(always)]
+            fn cell(&self, index: u32) -> Option<u64> {
+                $map.get(index).copied()
+            }
+
+            #[inline(always)]
+            fn find32(&self, descriptor: u32, key: u32) -> Option<u32> {
+                found($find32(descriptor, key))
+            }
+
+            #[inline(always)]
+            fn find128(&self, descriptor: u32, key: Addr) -> Option<u32> {
+                found($find128(descriptor, key.hi, key.lo))
+            }
+        }
+
+        /// A global function: the verifier follows it once for any arguments. Inlined, the two searches of a decision
+        /// in both tables cost 200,000 instructions on Linux 7.3, as functions a few thousand.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub extern "C" fn $find32(descriptor: u32, key: u32) -> u64 {
+            encode(search32(&$type, descriptor, key))
+        }
+
+        /// As above, for IPv6.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub extern "C" fn $find128(descriptor: u32, hi: u64, lo: u64) -> u64 {
+            encode(search128(&$type, descriptor, Addr { hi, lo }))
+        }
+    };
+}
+
+table!(Even, TABLE0, smcpol_even32, smcpol_even128);
+table!(Odd, TABLE1, smcpol_odd32, smcpol_odd128);
+
+const FOUND: u64 = 1 << 32;
+
+#[inline(always)]
+fn encode(value: Option<u32>) -> u64 {
+    match value {
+        Some(value) => FOUND | value as u64,
+        None => 0,
     }
 }
 
-impl Cells for Odd {
-    #[inline(always)]
-    fn cell(&self, index: u32) -> Option<u64> {
-        TABLE1.get(index).copied()
-    }
+#[inline(always)]
+fn found(encoded: u64) -> Option<u32> {
+    if encoded & FOUND == 0 { None } else { Some(encoded as u32) }
 }
 
 /// The generation in force, read once a decision.
