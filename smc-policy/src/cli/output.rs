@@ -59,7 +59,6 @@ impl Output {
         }
     }
 
-
     /// May standard error be coloured?
     pub(super) fn colour_err(&self) -> bool {
         self.colour_err

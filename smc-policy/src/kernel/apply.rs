@@ -120,6 +120,7 @@ pub fn apply(paths: &Paths, request: &Request<'_>, waiting: impl FnOnce()) -> Re
     capability::require("putting a policy in force")?;
     // Before the lock and the work: is there anything to apply it to? And compile without the lock.
     let early = State::read(paths)?;
+    hs_ctrl::check_writable()?;
     let mut compiled = Compiled::new(request, early.record.as_ref())?;
     let _lock = lock::take(&paths.lock(), waiting)?;
     let state = State::read(paths)?;
@@ -134,9 +135,30 @@ pub fn apply(paths: &Paths, request: &Request<'_>, waiting: impl FnOnce()) -> Re
     }
     let mut apply = Apply { paths, request, warnings: Vec::new() };
     apply.recover(&state);
-    let outcome = apply.run(state, &compiled).map_err(capability::explain_refusal)?;
-    Ok(outcome)
+    match apply.run(state, &compiled) {
+        Ok(outcome) => Ok(outcome),
+        Err(e) => {
+            clean_up(paths);
+            Err(capability::explain_refusal(e).into())
+        }
+    }
 }
+
+/// After an apply that failed half way: removes what it made and is not in force. The error in hand says more than one
+/// of this would, and the next apply does the same again.
+fn clean_up(paths: &Paths) {
+    let Ok(state) = State::read(paths) else { return };
+    if let Selected::Foreign(_) = state.selected {
+        let _ = fs::remove_file(paths.run.join(REPLACED));
+    }
+    let keep = state.instance.as_ref().map(Instance::id);
+    let _ = instance::remove_others(&paths.pins(), keep);
+    let _ = store::recover(&paths.state, state.record.as_ref());
+    record::prune(&paths.run, state.record.map(|r| r.generation));
+}
+
+/// In the run folder: the foreign name that `--replace` took over from.
+const REPLACED: &str = "replaced";
 
 struct Apply<'a> {
     paths: &'a Paths,
@@ -307,7 +329,7 @@ fn unregister_by_id(id: &str) -> Result<(), KernelError> {
 
 /// The foreign name that `--replace` took over from, so that `detach` can restore it.
 fn write_replaced(paths: &Paths, name: &str) -> Result<(), KernelError> {
-    let path = paths.run.join("replaced");
+    let path = paths.run.join(REPLACED);
     record::write_beside(&path, name.as_bytes()).doing(|| format!("write {}", path.display()))
 }
 
@@ -341,7 +363,7 @@ pub fn detach(paths: &Paths, waiting: impl FnOnce()) -> Result<Detached, KernelE
             Ok(()) => {}
             Err(e) => done.warnings.push(e.to_string()),
         }
-        let path = paths.run.join("replaced");
+        let path = paths.run.join(REPLACED);
         match fs::read_to_string(&path) {
             Ok(name) => match hs_ctrl::select(&name) {
                 Ok(()) => done.restored = Some(name),

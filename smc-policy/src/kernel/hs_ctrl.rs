@@ -95,19 +95,31 @@ fn missing() -> KernelError {
     }
 }
 
+/// Can this namespace's choice be written at all? Asked before anything is done.
+///
+/// # Errors
+/// As [`select`].
+pub fn check_writable() -> Result<(), KernelError> {
+    fs::File::options().write(true).open(SYSCTL).map(drop).map_err(|e| unwritable(e, "open it"))
+}
+
 /// Makes `name` this namespace's choice; empty: none. One atomic exchange in the kernel.
 ///
 /// # Errors
 /// [`KernelError::Missing`] when /proc/sys is read-only, [`KernelError::Io`] (EINVAL: no such registration).
 pub fn select(name: &str) -> Result<(), KernelError> {
     // An empty write would not reach the kernel: a newline clears.
-    fs::write(SYSCTL, format!("{name}\n")).map_err(|error| match error.raw_os_error() {
+    fs::write(SYSCTL, format!("{name}\n")).map_err(|e| unwritable(e, &format!("write '{name}'")))
+}
+
+fn unwritable(error: io::Error, doing: &str) -> KernelError {
+    match error.raw_os_error() {
         Some(libc::EROFS) => KernelError::Missing {
             feature: "/proc/sys is mounted read-only here, net.smc.hs_ctrl cannot be written".into(),
             next: "run smc-policy on the host, or mount /proc/sys writable in this container".into(),
         },
-        _ => KernelError::Io { doing: format!("write '{name}' to {SYSCTL}"), error },
-    })
+        _ => KernelError::Io { doing: format!("set {SYSCTL} ({doing})"), error },
+    }
 }
 
 /// Registers the programs under [`name`]`(id)`. The registration stays when this process ends, until

@@ -37,14 +37,16 @@ impl Offsets {
     pub fn find(vmlinux: &Btf<'_>) -> Result<Self, BtfError> {
         FIELDS
             .iter()
-            .map(|(global, structure, path, optional)| match if *global == LOW_WORD {
-                vmlinux.offset_of_low_word(structure, path)
-            } else {
-                vmlinux.offset(structure, path)
-            } {
-                Ok(offset) => Ok((*global, offset)),
-                Err(_) if *optional => Ok((*global, ABSENT)),
-                Err(e) => Err(e),
+            .map(|(global, structure, path, optional)| {
+                match if *global == LOW_WORD {
+                    vmlinux.offset_of_low_word(structure, path)
+                } else {
+                    vmlinux.offset(structure, path)
+                } {
+                    Ok(offset) => Ok((*global, offset)),
+                    Err(_) if *optional => Ok((*global, ABSENT)),
+                    Err(e) => Err(e),
+                }
             })
             .collect::<Result<_, _>>()
             .map(Self)
