@@ -60,6 +60,8 @@ pub enum Code {
     NeverMatches,
     /// Lint: peers listed twice in one rule.
     DuplicatePeers,
+    /// Lint: ports listed twice in one rule.
+    DuplicatePorts,
     /// Lint: a set without addresses.
     EmptySet,
     /// Lint: a set no rule uses.
@@ -95,6 +97,7 @@ impl Code {
             Self::Conflict => "conflict",
             Self::NeverMatches => "never-matches",
             Self::DuplicatePeers => "duplicate-peers",
+            Self::DuplicatePorts => "duplicate-ports",
             Self::EmptySet => "empty-set",
             Self::UnusedSet => "unused-set",
             Self::UselessExcept => "useless-except",
@@ -111,6 +114,7 @@ impl Code {
             self,
             Self::NeverMatches
                 | Self::DuplicatePeers
+                | Self::DuplicatePorts
                 | Self::EmptySet
                 | Self::UnusedSet
                 | Self::UselessExcept

@@ -1,9 +1,14 @@
 //! Answers what a policy says about a connection, and why.
 
 use serde::Serialize;
-use smc_policy_common::query::{Addr, Direction};
+use smc_policy_common::query::{Addr, Direction, Query};
 
-use super::model::{Action, Policy};
+use super::{
+    address::{AddrSet, MAPPED, to_ip, to_u128},
+    decide::{By, Decision, decide},
+    model::{Action, Policy, Rule},
+    ranges::{RangeSet, stretches},
+};
 
 /// A question. What is left out is answered for all values, region by region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +89,236 @@ pub struct Explanation {
     pub passed: Vec<Passed>,
 }
 
-/// Answers a question.
-#[allow(clippy::todo, reason = "skeleton")]
-pub fn explain(policy: &Policy, question: &Question) -> Explanation {
-    let _ = (policy, question);
-    todo!()
+/// Every combination of what a question leaves open, cut so finely that each cell is decided alike throughout.
+pub(super) struct Grid {
+    pub(super) directions: Vec<Direction>,
+    /// First and last local address; both of the peer's family.
+    pub(super) locals: Vec<(Addr, Addr)>,
+    pub(super) ports: Vec<(u16, u16)>,
+    /// `[direction][local][port]`.
+    decisions: Vec<Decision>,
 }
+
+impl Grid {
+    pub(super) fn new(policy: &Policy, question: &Question) -> Self {
+        let candidates = || {
+            let rules = policy.rules.iter().filter(|rule| rule.enabled);
+            rules.filter(|rule| rule.peers.as_ref().is_none_or(|peers| peers.contains(question.peer)))
+        };
+        let directions = match question.direction {
+            Some(direction) => vec![direction],
+            None => vec![Direction::Outbound, Direction::Inbound],
+        };
+        let local_sets = || candidates().filter_map(|rule| rule.local.as_deref());
+        let locals = match question.local {
+            Some(local) => vec![(local, local)],
+            None if question.peer.as_v4().is_some() => {
+                let cut = stretches(local_sets().map(AddrSet::v4));
+                cut.into_iter().map(|(lo, hi)| (Addr::v4(lo), Addr::v4(hi))).collect()
+            }
+            None => {
+                let cut = stretches(local_sets().map(AddrSet::v6));
+                // IPv4-mapped addresses are no IPv6 addresses: nobody is there.
+                let real = cut.into_iter().filter(|(lo, hi)| *lo < MAPPED.0 || MAPPED.1 < *hi);
+                let shown = |lo: u128| if Addr::v6(lo).as_v4().is_some() { MAPPED.1 + 1 } else { lo };
+                real.map(|(lo, hi)| (Addr::v6(shown(lo)), Addr::v6(hi))).collect()
+            }
+        };
+        let ports = match question.port {
+            Some(port) => vec![(port, port)],
+            None => {
+                let cut = stretches(candidates().filter_map(|rule| rule.ports.as_ref()));
+                // Port 0 is none that a connection is made to.
+                cut.into_iter().filter(|(_, hi)| *hi != 0).map(|(lo, hi)| (lo.max(1), hi)).collect()
+            }
+        };
+        let mut decisions = Vec::with_capacity(directions.len() * locals.len() * ports.len());
+        for direction in &directions {
+            for (local, _) in &locals {
+                for (port, _) in &ports {
+                    let query =
+                        Query { peer: question.peer, local: *local, port: *port, direction: *direction };
+                    decisions.push(decide(policy, &query));
+                }
+            }
+        }
+        Self { directions, locals, ports, decisions }
+    }
+
+    pub(super) fn decision(&self, direction: usize, local: usize, port: usize) -> Decision {
+        self.decisions[(direction * self.locals.len() + local) * self.ports.len() + port]
+    }
+
+    /// The decisions for every port.
+    fn row(&self, direction: usize, local: usize) -> &[Decision] {
+        let start = (direction * self.locals.len() + local) * self.ports.len();
+        &self.decisions[start..start + self.ports.len()]
+    }
+}
+
+/// Answers a question.
+pub fn explain(policy: &Policy, question: &Question) -> Explanation {
+    let grid = Grid::new(policy, question);
+    let mut regions = Vec::new();
+    let mut deciders = Vec::new();
+    for (direction, name) in grid.directions.iter().enumerate() {
+        // Local addresses with the same decision for every port belong together, wherever they are.
+        let mut groups: Vec<(&[Decision], Vec<usize>)> = Vec::new();
+        for local in 0..grid.locals.len() {
+            let row = grid.row(direction, local);
+            match groups.iter_mut().find(|(known, _)| *known == row) {
+                Some((_, locals)) => locals.push(local),
+                None => groups.push((row, vec![local])),
+            }
+        }
+        for (row, locals) in groups {
+            let locals: Vec<(Addr, Addr)> = locals.into_iter().map(|local| grid.locals[local]).collect();
+            let mut by_decision: Vec<(Decision, Vec<(u16, u16)>)> = Vec::new();
+            for (decision, ports) in row.iter().zip(&grid.ports) {
+                match by_decision.iter_mut().find(|(known, _)| known == decision) {
+                    Some((_, all)) => all.push(*ports),
+                    None => by_decision.push((*decision, vec![*ports])),
+                }
+            }
+            for (decision, ports) in by_decision {
+                regions.push(region(policy, question, *name, &locals, ports, decision));
+                deciders.push(decision);
+            }
+        }
+    }
+    let mut actions = deciders.iter().map(|decision| decision.action);
+    let first = actions.next().unwrap_or(Action::Allow);
+    let action = match (first, actions.all(|action| action == first)) {
+        (_, false) => Overall::Mixed,
+        (Action::Allow, true) => Overall::Allow,
+        (Action::Deny, true) => Overall::Deny,
+    };
+    let same = |regions: &[Region]| {
+        let (first, rest) = regions.split_first()?;
+        rest.iter().all(|other| (other.by, &other.rule) == (first.by, &first.rule)).then(|| first.clone())
+    };
+    let (by, rule, file, line) = match same(&regions) {
+        Some(Region { by, rule, file, line, .. }) => (by, rule, file, line),
+        None => ("mixed", None, None, None),
+    };
+    let passed = match (regions.as_slice(), deciders.as_slice()) {
+        ([region], [decision]) => passed(policy, question, region.direction, decision.by),
+        _ => Vec::new(),
+    };
+    Explanation { action, by, rule, file, line, regions, passed }
+}
+
+fn region(
+    policy: &Policy,
+    question: &Question,
+    direction: Direction,
+    locals: &[(Addr, Addr)],
+    ports: Vec<(u16, u16)>,
+    decision: Decision,
+) -> Region {
+    let (mut v4, mut v6) = (Vec::new(), Vec::new());
+    for (lo, hi) in locals {
+        match (lo.as_v4(), hi.as_v4()) {
+            (Some(lo), Some(hi)) => v4.push((lo, hi)),
+            _ => v6.push((to_u128(*lo), to_u128(*hi))),
+        }
+    }
+    let local = AddrSet::new(v4, v6);
+    let all_local = question.local.is_none() && {
+        let full = AddrSet::full();
+        local.v4() == full.v4() || local.v6() == full.v6()
+    };
+    let ports = RangeSet::new(ports);
+    let all_ports = question.port.is_none() && ports.covers(1, u16::MAX);
+    let rule = match decision.by {
+        By::Rule(index) => policy.rules.get(index),
+        By::Default(_) => None,
+    };
+    Region {
+        direction,
+        local: if all_local { Vec::new() } else { local.ranges().map(|range| range.to_string()).collect() },
+        ports: if all_ports { Vec::new() } else { port_texts(&ports) },
+        action: decision.action,
+        by: if rule.is_some() { "rule" } else { "default" },
+        rule: rule.map(|rule| rule.name.clone()),
+        file: rule.map(|rule| policy.file(rule.place).display().to_string()),
+        line: rule.map(|rule| rule.place.line),
+    }
+}
+
+fn port_texts(ports: &RangeSet<u16>) -> Vec<String> {
+    let text = |(lo, hi): &(u16, u16)| if lo == hi { format!("{lo}") } else { format!("{lo}-{hi}") };
+    ports.ranges().iter().map(text).collect()
+}
+
+/// The rules before the deciding one.
+fn passed(policy: &Policy, question: &Question, direction: Direction, by: By) -> Vec<Passed> {
+    let before = match by {
+        By::Rule(index) => index,
+        By::Default(_) => policy.rules.len(),
+    };
+    let question = Question { direction: Some(direction), ..*question };
+    let rules = policy.rules.iter().take(before);
+    rules
+        .filter_map(|rule| {
+            Some(Passed {
+                rule: rule.name.clone(),
+                file: policy.file(rule.place).display().to_string(),
+                line: rule.place.line,
+                reason: mismatch(rule, &question)?,
+            })
+        })
+        .collect()
+}
+
+/// Why a rule matches nothing of what is asked; `None`: it may match.
+pub(super) fn mismatch(rule: &Rule, question: &Question) -> Option<String> {
+    if !rule.enabled {
+        return Some("not enabled".to_owned());
+    }
+    if question.direction.is_some_and(|direction| !rule.direction.contains(direction)) {
+        return Some(format!("direction is {}", rule.direction));
+    }
+    if rule.listed.as_ref().is_some_and(|peers| !peers.contains(question.peer)) {
+        return Some("peer not in peers".to_owned());
+    }
+    if rule.except.as_ref().is_some_and(|except| except.contains(question.peer)) {
+        return Some("carved out by except".to_owned());
+    }
+    if let (Some(set), Some(local)) = (&rule.local, question.local)
+        && !set.contains(local)
+    {
+        return Some(format!(
+            "local {} not in {}",
+            to_ip(local),
+            few(set.ranges().map(|range| range.to_string()))
+        ));
+    }
+    if let (Some(ports), Some(port)) = (&rule.ports, question.port)
+        && !ports.contains(port)
+    {
+        return Some(format!("port {port} not in {}", few(port_texts(ports).into_iter())));
+    }
+    let family = |set: &AddrSet| match question.peer.as_v4() {
+        Some(_) => set.v4().is_empty(),
+        None => set.v6().is_empty(),
+    };
+    rule.local
+        .as_ref()
+        .filter(|local| family(local))
+        .map(|_| "no local address of the peer's family".to_owned())
+}
+
+/// The first few of a list.
+fn few(mut texts: impl Iterator<Item = String>) -> String {
+    const FEW: usize = 4;
+    let mut list = texts.by_ref().take(FEW).collect::<Vec<_>>().join(", ");
+    let more = texts.count();
+    if more > 0 {
+        list.push_str(&format!(" and {more} more"));
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests;

@@ -7,15 +7,22 @@
 //! ```
 
 pub mod address;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod arbitrary;
 pub mod compile;
 pub mod decide;
 pub mod diagnostic;
 pub mod diff;
 pub mod explain;
 pub mod folder;
+mod lint;
 pub mod load;
 pub mod model;
+pub mod parse;
 pub mod ranges;
+mod reader;
+mod source;
 pub mod test_blocks;
 
 pub use compile::{CompileError, Slots, Tables, compile};

@@ -81,6 +81,12 @@ impl<K: Key> RangeSet<K> {
         after.checked_sub(1).is_some_and(|at| key <= self.ranges[at].1)
     }
 
+    /// Holds every number from `lo` to `hi`.
+    pub fn covers(&self, lo: K, hi: K) -> bool {
+        let after = self.ranges.partition_point(|(start, _)| *start <= lo);
+        after.checked_sub(1).is_some_and(|at| hi <= self.ranges[at].1)
+    }
+
     /// Numbers of `self` that are not in `other`.
     pub fn minus(&self, other: &Self) -> Self {
         let mut ranges = Vec::with_capacity(self.ranges.len());
@@ -115,6 +121,16 @@ impl<K: Key> RangeSet<K> {
         let (lo, hi) = self.ranges.get(index / 2)?;
         if index.is_multiple_of(2) { Some(*lo) } else { hi.next() }
     }
+}
+
+/// Cuts all numbers where any of `sets` begins or ends: within a stretch no set tells two numbers apart.
+pub(super) fn stretches<'a, K: Key + 'a>(sets: impl Iterator<Item = &'a RangeSet<K>>) -> Vec<(K, K)> {
+    let boundaries = |set: &'a RangeSet<K>| (0..).map_while(|index| set.boundary(index));
+    let mut starts: Vec<K> = sets.flat_map(boundaries).chain([K::MIN]).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    let ends = starts.iter().skip(1).filter_map(|next| next.previous()).chain([K::MAX]);
+    starts.iter().copied().zip(ends).collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,18 @@
 //! Compiles a policy to the tables that the kernel searches (layout: `smc_policy_common::table`).
 
+mod classes;
+mod layout;
+mod sweep;
+
 use smc_policy_common::{
     query::{Direction, Query},
-    table::{self, Verdict},
+    table::{self, MAX_CELLS, Verdict},
 };
 
+use self::{classes::Classifier, layout::Cells};
 use super::{
-    decide::{By, Decision},
-    model::Policy,
+    decide::By,
+    model::{Action, Policy},
 };
 
 /// Where the hits of every rule and of the two defaults are counted: indices into the kernel's counter array.
@@ -59,6 +64,9 @@ impl Tables {
     }
 }
 
+/// Most verdicts of a policy: 16 MiB. 1,000 rules, each with peers and a port of its own, need 2,004,002.
+pub const MAX_VERDICTS: usize = 1 << 21;
+
 /// Why a policy cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
@@ -70,14 +78,111 @@ pub enum CompileError {
         /// Slots given.
         slots: usize,
     },
+    /// The combinations of peers, local addresses and ports that must be told apart are too many.
+    #[error("{}", too_many_verdicts(*peers, *locals, *ports))]
+    TooManyVerdicts {
+        /// Kinds of peers (so many were counted when the limit was reached).
+        peers: usize,
+        /// Kinds of local addresses.
+        locals: usize,
+        /// Kinds of ports.
+        ports: usize,
+    },
+    /// The tables as a whole are too large.
+    #[error(
+        "the policy's addresses need {cells} table cells, the kernel's tables hold {MAX_CELLS}: use fewer addresses, or \
+         networks in their place"
+    )]
+    TooManyCells {
+        /// Cells of 8 bytes.
+        cells: usize,
+    },
+    /// Addresses that only differ in their last bits are too many to be searched.
+    #[error(
+        "{stretches} separate address ranges lie within one network, more than the kernel's search takes: use networks \
+         in the place of single addresses"
+    )]
+    TooDense {
+        /// Ranges in the network.
+        stretches: usize,
+    },
+}
+
+fn too_many_verdicts(peers: usize, locals: usize, ports: usize) -> String {
+    let (most, advice) = if ports >= peers && ports >= locals {
+        ("ports", "use the same list of ports in more rules, or leave `ports` out of some")
+    } else if locals > peers {
+        ("local addresses", "use the same `local` in more rules, or leave it out of some")
+    } else {
+        ("peers", "join rules that differ in `peers` only, or leave `ports` and `local` out of some")
+    };
+    let local = if locals > 1 { format!(" x {locals} kinds of local addresses") } else { String::new() };
+    format!(
+        "the rules tell too much apart: {peers} kinds of peers{local} x {ports} kinds of ports x 2 directions, the \
+         limit is {MAX_VERDICTS} in all. Most come from {most}: {advice}"
+    )
 }
 
 /// Compiles `policy`. `observe`: the tables decide and count, and let every connection negotiate.
 ///
 /// # Errors
 /// The policy needs larger tables than the kernel side takes; the error says what explodes and what to change.
-#[allow(clippy::todo, reason = "skeleton")]
 pub fn compile(policy: &Policy, slots: &Slots, observe: bool) -> Result<Tables, CompileError> {
-    let _ = (policy, slots, observe, Decision::clone);
-    todo!()
+    if slots.rules.len() != policy.rules.len() {
+        return Err(CompileError::Slots { rules: policy.rules.len(), slots: slots.rules.len() });
+    }
+    let classifier = Classifier::new(policy)?;
+    let classes = classifier.classify()?;
+    let (classifier, classes) = classifier.living(policy, classes)?;
+    let matrix = classifier.matrix(&classes)?;
+    let stretches = classes.peer4.len() * 2 + classes.peer6.len() * 5;
+    let mut cells = Cells::new(observe, matrix.uses_local, stretches + matrix.verdicts.len() + 64);
+    cells.ports(&matrix.ports)?;
+    cells.peers(&classes.peer4, &classes.peer6, matrix.port_classes as u32)?;
+    if matrix.uses_local {
+        cells.locals(&matrix.local4, &matrix.local6, (matrix.port_classes * matrix.peers) as u32)?;
+    }
+    let half = matrix.verdicts.len() / 2;
+    cells.verdicts(matrix.verdicts.iter().enumerate().map(|(at, rule)| {
+        let (default, default_slot) = if at < half {
+            (policy.defaults.outbound, slots.default_outbound)
+        } else {
+            (policy.defaults.inbound, slots.default_inbound)
+        };
+        let verdict = match policy.rules.get(*rule as usize) {
+            Some(deciding) => Verdict {
+                allow: deciding.action == Action::Allow,
+                trust: deciding.trust,
+                observe: false,
+                slot: slots.rules[*rule as usize],
+            },
+            None => {
+                Verdict { allow: default == Action::Allow, trust: false, observe: false, slot: default_slot }
+            }
+        };
+        verdict.to_cell()
+    }));
+    Ok(Tables { cells: cells.finish()? })
 }
+
+/// A rule that decides nothing, and up to `limit` of the earlier rules that decide in its place; one more if there are
+/// others. Empty: nothing it speaks of can be a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Dead {
+    pub(super) rule: usize,
+    pub(super) deciders: Vec<usize>,
+}
+
+/// The enabled rules that can never decide, exactly: no connection reaches them.
+///
+/// # Errors
+/// As [`compile`].
+pub(super) fn dead_rules(policy: &Policy, limit: usize) -> Result<Vec<Dead>, CompileError> {
+    let classifier = Classifier::new(policy)?;
+    let dead = classifier.dead(&classifier.classify()?);
+    let deciders = classifier.deciders(&dead, limit);
+    Ok(dead.into_iter().zip(deciders).map(|(rule, deciders)| Dead { rule, deciders }).collect())
+}
+
+#[cfg(test)]
+mod tests;
