@@ -492,7 +492,7 @@ fn detach_brings_smc_back() {
             inbound = "deny"
             "#,
         );
-        assert!(selected().starts_with("smcpol-"), "{}", selected());
+        assert!(selected().starts_with("smcpol_"), "{}", selected());
         assert_denied(Kind::AfSmc, None, &listener);
         lab.home.run(["detach"]).ok();
         assert_eq!(selected(), "");

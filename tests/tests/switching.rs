@@ -192,7 +192,8 @@ fn applies_at_the_same_time_wait_for_each_other() {
         for one in running {
             one.wait().ok();
         }
-        assert_eq!(lab.generation(), before + 6);
+        // One that finds its policy in force already switches nothing.
+        assert!((before + 1..=before + 6).contains(&lab.generation()), "{before} -> {}", lab.generation());
         // Whoever came last, all of it is in force.
         let verdicts =
             services.all().map(|service| exchange_sized(Kind::AfSmc, None, service, &[1]).unwrap().is_smc());

@@ -85,7 +85,7 @@ pub(super) fn usable(files: &[SourceFile], out: &mut Output) -> Result<Policy, F
                 Ok(policy)
             } else {
                 let n = count(failures.len(), "test");
-                Err(failed(Exit::Usage, format!("{n} of the policy failed; nothing was changed")))
+                Err(failed(Exit::No, format!("{n} of the policy failed; nothing was changed")))
             }
         }
         Err(errors) => {

@@ -37,8 +37,8 @@ pub(super) struct ExplainArguments {
     /// This host's address.
     #[arg(long, value_name = "ADDRESS")]
     local: Option<IpAddr>,
-    /// Judge by these files or folders instead of what is in force; needs no privilege.
-    #[arg(long, value_name = "PATH", num_args = 1..)]
+    /// Judge by this file or folder instead of what is in force (may be given several times); needs no privilege.
+    #[arg(long, value_name = "PATH")]
     policy: Vec<PathBuf>,
 }
 

@@ -153,13 +153,14 @@ fn put(value: &mut [u8], at: usize, bytes: &[u8]) -> Result<(), KernelError> {
         .ok_or_else(|| KernelError::Object("the kernel's smc_hs_ctrl is smaller than its members".into()))
 }
 
-/// Removes a registration. Done already is done.
+/// Removes a registration. Done already is done: the kernel then says EINPROGRESS as long as somebody holds the map, and
+/// ENOENT if it never was registered (`bpf_struct_ops_map_delete_elem`, kernel/bpf/bpf_struct_ops.c).
 ///
 /// # Errors
 /// [`KernelError::Io`].
 pub fn unregister(map: BorrowedFd<'_>) -> Result<(), KernelError> {
     match sys::map_delete(map, 0) {
-        Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
+        Err(e) if !matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINPROGRESS)) => {
             Err(e).doing(|| "unregister the old smc_hs_ctrl".into())
         }
         _ => Ok(()),
