@@ -1,8 +1,10 @@
 //! A test's own world: a network namespace with addresses on its loopback interface, and folders for the binary.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
 
 use serde_json::Value;
+use smc_policy::kernel::sys;
 
 use crate::connection::{Kind, Listener, Outcome, exchange};
 use crate::tool::{Home, Run};
@@ -88,6 +90,31 @@ impl Lab {
         found
             .and_then(|entry| entry["hits"].as_u64())
             .unwrap_or_else(|| panic!("no hits of {rule}: {status:#}"))
+    }
+
+    /// The instances that are pinned.
+    ///
+    /// # Panics
+    /// If there is no folder of pins.
+    #[must_use]
+    pub fn instances(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.home.bpffs().join("smc-policy")).expect("a folder of pins");
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// Changes what the pinned instance says of its programs: the next `apply` takes them for another version's.
+    ///
+    /// # Panics
+    /// If nothing is applied.
+    pub fn pretend_other_version(&self) {
+        for id in self.instances() {
+            let path = self.home.bpffs().join("smc-policy").join(id).join("info");
+            let map = sys::get_pinned(&path).expect("the pinned map");
+            let mut info = sys::map_lookup(map.as_fd(), 0).expect("what the instance says");
+            // Bytes 16 to 32 identify the object (smc-policy/src/kernel/instance.rs).
+            info[16] ^= 0xff;
+            sys::map_update(map.as_fd(), 0, &info).expect("changed");
+        }
     }
 
     /// `explain --json` with these arguments.

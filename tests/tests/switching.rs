@@ -94,6 +94,16 @@ impl Services {
 /// Applies A and B in turn while connections are made, `per_generation` of them before each apply, and checks each
 /// against the generations that can have judged it. `extra` gives the bulk of each policy.
 fn alternate(generations: usize, per_generation: usize, extra: impl Fn(usize) -> usize + Sync) {
+    alternate_with(generations, per_generation, extra, |_, _| {});
+}
+
+/// As [`alternate`]; `before_apply` is called before each apply but the first.
+fn alternate_with(
+    generations: usize,
+    per_generation: usize,
+    extra: impl Fn(usize) -> usize + Sync,
+    before_apply: impl Fn(&Lab, usize) + Sync,
+) {
     let mut rng = Rng::from_environment("switching");
     Lab::run(|lab| {
         let services = Services::open();
@@ -121,6 +131,7 @@ fn alternate(generations: usize, per_generation: usize, extra: impl Fn(usize) ->
                     {
                         thread::sleep(Duration::from_millis(1));
                     }
+                    before_apply(lab, index);
                     started.store(index, Ordering::SeqCst);
                     apply(index);
                     finished.store(index, Ordering::SeqCst);
@@ -175,6 +186,47 @@ fn also_across_outgrown_tables() {
         1 => full / 10,
         3 | 4 => full,
         _ => 0,
+    });
+}
+
+#[test]
+fn also_across_a_version_change() {
+    needs_hook!();
+    let replaced = AtomicUsize::new(0);
+    alternate_with(
+        6,
+        scaled(200),
+        |_| 0,
+        |lab, index| {
+            if index % 2 == 1 {
+                // The next apply finds programs of another version and replaces them.
+                lab.pretend_other_version();
+                replaced.fetch_add(1, Ordering::SeqCst);
+            }
+        },
+    );
+    assert_eq!(replaced.into_inner(), 3);
+}
+
+/// Two instances exist for a moment only, and what the old one counted is carried over.
+#[test]
+fn a_version_change_keeps_hits_and_leaves_nothing_behind() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let service = listen(Kind::AfSmc, "127.0.0.2");
+        let policy = "version = 1\n[[rule]]\nname = \"kept\"\naction = \"deny\"\npeers = [\"127.0.0.2\"]\n";
+        lab.apply(policy);
+        exchange_sized(Kind::AfSmc, None, &service, &[1]).unwrap();
+        let (old, hits) = (lab.instances(), lab.hits("kept"));
+        assert!(hits > 0);
+        lab.pretend_other_version();
+        assert!(!lab.status()["ok"].as_bool().unwrap(), "status says that other programs are loaded");
+        lab.apply(policy);
+        let new = lab.instances();
+        assert_eq!((old.len(), new.len()), (1, 1));
+        assert_ne!(old, new);
+        assert_eq!(lab.hits("kept"), hits);
+        assert!(lab.status()["ok"].as_bool().unwrap());
     });
 }
 

@@ -132,12 +132,10 @@ pub fn register(prepared: &Prepared, types: &KernelTypes, id: &str) -> Result<Ow
     let mut value = vec![0u8; types.value_size as usize];
     let data = types.data_offset as usize;
     put(&mut value, data + types.name_offset as usize, name(id).as_bytes())?;
-    let mut programs = Vec::new();
-    for (callback, member) in &types.callbacks {
-        let program = prepared.load_callback(*callback, types.struct_id, member.index, module)?;
+    let programs = types.load_callbacks(prepared)?;
+    for ((_, program), (_, member)) in programs.iter().zip(&types.callbacks) {
         // The function pointer's place takes the program's descriptor.
         put(&mut value, data + member.offset as usize, &(program.as_raw_fd() as u64).to_ne_bytes())?;
-        programs.push(program);
     }
     let map =
         sys::map_create_struct_ops(&name(id), types.value_size, types.value_id, prepared.btf()?, module)
@@ -222,6 +220,21 @@ impl KernelTypes {
             .doing(|| "open the BTF of the module smc".into())?
             .ok_or_else(|| no_btf("smc"))?;
         Ok(Self::find(&module, Some(object), offsets)?)
+    }
+
+    /// Loads the callbacks, in the order of the struct's members looked up; each with its program's name.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Object`].
+    pub fn load_callbacks(&self, prepared: &Prepared) -> Result<Vec<(&'static str, OwnedFd)>, KernelError> {
+        let module = self.module.as_ref().map(AsFd::as_fd);
+        self.callbacks
+            .iter()
+            .map(|(callback, member)| {
+                let program = prepared.load_callback(*callback, self.struct_id, member.index, module)?;
+                Ok((callback.program(), program))
+            })
+            .collect()
     }
 
     fn find(btf: &Btf<'_>, module: Option<OwnedFd>, offsets: Offsets) -> Result<Self, BtfError> {
