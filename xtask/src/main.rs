@@ -1,9 +1,13 @@
 //! The project's build tool: `cargo xtask help` lists what it can do.
 
+mod apt;
+mod cargo;
 mod ebpf;
 mod error;
 mod exec;
 mod files;
+mod lab;
+mod packages;
 mod paths;
 
 use std::process::ExitCode;
@@ -28,6 +32,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Boot a real kernel under emulation and run a job in it
+    Lab(lab::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +49,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     let cache = Cache::open()?;
     match task {
+        Task::Lab(arguments) => return Ok(lab::command(&arguments, &cache)?.into()),
         Task::Ebpf { check: false } => ebpf::write(&cache)?,
         Task::Ebpf { check: true } => match ebpf::check(&cache, std::env::var_os("CI").is_some())? {
             ebpf::Checked::Whole => println!("the committed objects are what the sources give"),

@@ -1,11 +1,12 @@
 //! The cargo invocation that compiles the eBPF crate for one target.
 
-use std::{ffi::OsString, io::BufRead as _, path::Path, process::Stdio};
+use std::ffi::OsString;
 
 use super::{Reference, Target};
 use crate::{
+    cargo,
     error::{Error, Result},
-    exec, files, paths,
+    files, paths,
 };
 
 /// Given on the command line, so that neither the workspace's profiles nor a user's configuration reach the bytes.
@@ -49,7 +50,7 @@ pub(crate) fn flags_for_hash() -> Vec<String> {
 pub(crate) fn object(reference: &Reference, target: Target) -> Result<Built> {
     let mut command = reference.cargo();
     command.args(["build", "--locked", "--release", "--bins", "--package", "smc-policy-ebpf"]);
-    command.args(["-Zbuild-std=core", "--message-format=json", "--target", target.triple]);
+    command.args(["-Zbuild-std=core", "--target", target.triple]);
     command.arg("--target-dir").arg(paths::workspace().join("target/ebpf"));
     for setting in PROFILE {
         command.args(["--config", setting]);
@@ -59,27 +60,11 @@ pub(crate) fn object(reference: &Reference, target: Target) -> Result<Built> {
     command.env(linker, reference.linker());
     command.current_dir(paths::workspace());
 
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| exec::cannot_start(&command, &e))?;
-    let mut seen = Messages::default();
-    if let Some(stdout) = child.stdout.take() {
-        for line in std::io::BufReader::new(stdout).lines() {
-            let line = line.map_err(|e| Error::new(format!("cannot read cargo's messages: {e}")))?;
-            if let Some(text) = seen.take(&line) {
-                eprint!("{text}");
-            }
-        }
-    }
-    let status = child.wait().map_err(|e| Error::new(format!("cargo: {e}")))?;
-    if !status.success() {
-        return Err(Error::new(format!("the eBPF crate does not compile for {}", target.triple)));
-    }
-    let path = seen.executable.ok_or_else(|| Error::new("cargo named no compiled object"))?;
-    let stripped = Path::new(&path).with_added_extension("stripped");
-    reference.strip(path.as_ref(), &stripped)?;
+    let seen = cargo::messages(&mut command)
+        .map_err(|_| Error::new(format!("the eBPF crate does not compile for {}", target.triple)))?;
+    let linked = seen.executables.first().ok_or_else(|| Error::new("cargo named no compiled object"))?;
+    let stripped = linked.path.with_added_extension("stripped");
+    reference.strip(&linked.path, &stripped)?;
     Ok(Built { bytes: files::read(&stripped)?, warnings: seen.warnings })
 }
 
@@ -95,54 +80,4 @@ fn rustflags(reference: &Reference, target: Target) -> Result<OsString> {
         flags.push(flag);
     }
     Ok(flags.join(std::ffi::OsStr::new("\x1f")))
-}
-
-/// What cargo says in JSON, line by line.
-#[derive(Default)]
-struct Messages {
-    executable: Option<String>,
-    warnings: usize,
-}
-
-impl Messages {
-    /// Takes one line in; returns text to show to the user, if any.
-    fn take(&mut self, line: &str) -> Option<String> {
-        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else {
-            return Some(format!("{line}\n"));
-        };
-        match message["reason"].as_str() {
-            Some("compiler-artifact") => {
-                if let Some(path) = message["executable"].as_str() {
-                    self.executable = Some(path.to_owned());
-                }
-                None
-            }
-            Some("compiler-message") => {
-                // Dependencies' warnings are capped by cargo; what arrives is about path crates.
-                if message["message"]["level"] == "warning" && !message["message"]["spans"][0].is_null() {
-                    self.warnings += 1;
-                }
-                message["message"]["rendered"].as_str().map(str::to_owned)
-            }
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_object_and_the_warnings_are_taken_from_cargos_messages() {
-        let mut seen = Messages::default();
-        assert_eq!(seen.take(r#"{"reason":"compiler-artifact","executable":null}"#), None);
-        assert_eq!(seen.take(r#"{"reason":"compiler-artifact","executable":"/t/smc"}"#), None);
-        let warning = r#"{"reason":"compiler-message","message":{"level":"warning","spans":[{}],"rendered":"unused\n"}}"#;
-        assert_eq!(seen.take(warning).as_deref(), Some("unused\n"));
-        let closing = r#"{"reason":"compiler-message","message":{"level":"warning","spans":[],"rendered":"1 warning"}}"#;
-        assert!(seen.take(closing).is_some());
-        assert_eq!(seen.take("plain text").as_deref(), Some("plain text\n"));
-        assert_eq!((seen.executable.as_deref(), seen.warnings), (Some("/t/smc"), 1));
-    }
 }

@@ -1,0 +1,116 @@
+//! `cargo xtask lab`: real kernels under emulation, with a job in them.
+
+mod console;
+mod cpio;
+mod debian;
+mod image;
+pub(crate) mod kernel;
+pub(crate) mod machine;
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+    time::Duration,
+};
+
+use clap::Args;
+
+use self::machine::{JOB_DIR, Job, Machine};
+use crate::{
+    cargo,
+    error::{Error, Result},
+    packages,
+    paths::Cache,
+};
+
+/// Arguments of `cargo xtask lab`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Kernel to boot; without one, the kernels are listed
+    kernel: Option<String>,
+    /// Memory in MiB [default: the kernel's row in tests/kernels/matrix.toml]
+    #[arg(long, value_name = "MB")]
+    memory: Option<u32>,
+    /// Seconds until the machine is killed
+    #[arg(long, value_name = "S", default_value_t = 120)]
+    time_limit: u64,
+    /// Boot a second machine on the same wire (10.99.0.1 and 10.99.0.2 on eth0) and run this in it; it is stopped
+    /// when the first one's job ends
+    #[arg(long, value_name = "SHELL COMMAND")]
+    two: Option<String>,
+    /// Copy a host file into the job's folder of each machine
+    #[arg(long, value_name = "FILE")]
+    put: Vec<PathBuf>,
+    /// Program of this host (a path with a slash) or of the machine, with its arguments; smc-policy is there
+    #[arg(last = true, value_name = "JOB")]
+    job: Vec<String>,
+}
+
+/// Runs the command and returns the job's exit code.
+pub(crate) fn command(arguments: &Arguments, cache: &Cache) -> Result<u8> {
+    let Some(name) = &arguments.kernel else {
+        for row in kernel::matrix()? {
+            println!("{:<18} {}", row.name, row.about);
+        }
+        return Ok(0);
+    };
+    let row = kernel::row(name)?;
+    if arguments.job.is_empty() {
+        return Err(
+            Error::new("no job given").next(format!("for example: cargo xtask lab {name} -- uname -a"))
+        );
+    }
+    packages::ensure(packages::LAB, "the lab")?;
+    let kernel = kernel::ready(&row, cache)?;
+    eprintln!("{}: Linux {}", row.name, kernel.version);
+    let mut files = vec![(cargo::build_program()?, "/bin/smc-policy".to_owned())];
+    for path in &arguments.put {
+        files.push((path.clone(), in_job_folder(path)?));
+    }
+    let mut first = Job { command: arguments.job.clone(), files: files.clone(), ..Job::default() };
+    if first.command[0].contains('/') {
+        let path = PathBuf::from(&first.command[0]);
+        let inside = in_job_folder(&path)?;
+        first.command[0].clone_from(&inside);
+        first.files.push((path, inside));
+    }
+    let machine = |job| Machine {
+        kernel: &kernel,
+        memory: arguments.memory.unwrap_or(row.memory),
+        time_limit: Duration::from_secs(arguments.time_limit),
+        wire: None,
+        job,
+    };
+    let outcomes = match &arguments.two {
+        None => vec![machine(first).run(&AtomicBool::new(false), &mut |bytes| print(bytes))?],
+        Some(script) => {
+            let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+            let second = Job { command, files, ..Job::default() };
+            let (first, second) =
+                machine::pair(machine(first), machine(second), &mut |_, bytes| print(bytes))?;
+            vec![first, second]
+        }
+    };
+    for complaint in outcomes.iter().flat_map(|outcome| &outcome.complaints) {
+        eprintln!("kernel: {complaint}");
+    }
+    if outcomes.iter().any(|outcome| !outcome.complaints.is_empty()) {
+        return Err(Error::new("the kernel complained about itself (see above)"));
+    }
+    eprintln!("{:.1} s", outcomes[0].took.as_secs_f32());
+    Ok(outcomes.iter().map(|outcome| outcome.exit).find(|&exit| exit != 0).unwrap_or(0))
+}
+
+fn in_job_folder(path: &Path) -> Result<String> {
+    match path.file_name() {
+        Some(name) if path.is_file() => Ok(format!("{JOB_DIR}/{}", name.to_string_lossy())),
+        _ => Err(Error::new(format!("{} is no file of this host", path.display()))),
+    }
+}
+
+fn print(bytes: &[u8]) {
+    let mut stdout = std::io::stdout();
+    // A closed pipe is the reader's choice, not an error of the job.
+    let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+}

@@ -1,0 +1,148 @@
+//! Programs that the lab and the tests need, and the Debian packages that have them.
+
+use std::{path::PathBuf, process::Command};
+
+use crate::{
+    error::{Error, Result},
+    exec,
+};
+
+/// A program and where it comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Name of the executable.
+    pub(crate) program: &'static str,
+    /// Debian package that has it.
+    pub(crate) package: &'static str,
+    /// Whether it is copied into lab machines.
+    in_guest: bool,
+}
+
+const fn host(program: &'static str, package: &'static str) -> Need {
+    Need { program, package, in_guest: false }
+}
+
+const fn guest(program: &'static str, package: &'static str) -> Need {
+    Need { program, package, in_guest: true }
+}
+
+/// What the lab and the tests need.
+pub(crate) const LAB: &[Need] = &[
+    host("qemu-system-x86_64", "qemu-system-x86"),
+    guest("busybox", "busybox-static"),
+    guest("kmod", "kmod"),
+    host("depmod", "kmod"),
+    guest("ip", "iproute2"),
+    guest("tc", "iproute2"),
+    guest("ss", "iproute2"),
+    guest("bridge", "iproute2"),
+    guest("rdma", "iproute2"),
+    guest("bpftool", "bpftool"),
+    guest("nft", "nftables"),
+    host("xz", "xz-utils"),
+    host("tar", "tar"),
+    host("gzip", "gzip"),
+];
+
+/// What building a lab kernel needs besides (`cargo xtask lab kernel`): a program and its package, or a header.
+pub(crate) const KERNEL_BUILD: &[Need] = &[
+    host("gcc", "gcc"),
+    host("make", "make"),
+    host("flex", "flex"),
+    host("bison", "bison"),
+    host("bc", "bc"),
+    host("pahole", "dwarves"),
+    host("cpio", "cpio"),
+    host("objcopy", "binutils"),
+];
+
+impl Need {
+    /// Where the program is on this host.
+    pub(crate) fn find(program: &str) -> Result<PathBuf> {
+        exec::find_program(program)
+            .ok_or_else(|| Error::new(format!("{program} is not installed")).next("run `cargo xtask setup`"))
+    }
+
+    /// The program's path if it goes into lab machines.
+    pub(crate) fn in_guest_from(self) -> Result<Option<PathBuf>> {
+        if self.in_guest { Self::find(self.program).map(Some) } else { Ok(None) }
+    }
+
+    fn is_missing(&self) -> bool {
+        exec::find_program(self.program).is_none()
+    }
+}
+
+/// The needs that this host does not meet.
+pub(crate) fn missing(needs: &[Need]) -> Vec<Need> {
+    needs.iter().copied().filter(Need::is_missing).collect()
+}
+
+/// Installs what is missing where that is possible (root on a Debian-like system), else says what to do.
+pub(crate) fn ensure(needs: &[Need], purpose: &str) -> Result<()> {
+    let missing = missing(needs);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages = package_names(&missing);
+    if exec::find_program("apt-get").is_none() {
+        let programs: Vec<&str> = missing.iter().map(|need| need.program).collect();
+        return Err(Error::new(format!(
+            "{purpose} needs programs that are missing: {}",
+            programs.join(", ")
+        ))
+        .next("install them with this system's package manager"));
+    }
+    let install = format!("apt-get install --no-install-recommends {}", packages.join(" "));
+    if !is_root() {
+        return Err(Error::new(format!(
+            "{purpose} needs packages that are missing: {}",
+            packages.join(", ")
+        ))
+        .next(format!("run as root: {install}")));
+    }
+    println!("installing for {purpose}: {}", packages.join(", "));
+    let apt = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
+        exec::run(&mut command)
+    };
+    apt(&["update", "-q"])?;
+    let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
+    arguments.extend(packages);
+    apt(&arguments)?;
+    match self::missing(needs).first() {
+        None => Ok(()),
+        Some(need) => Err(Error::new(format!("package {} did not bring {}", need.package, need.program))),
+    }
+}
+
+fn package_names(needs: &[Need]) -> Vec<&'static str> {
+    let mut names: Vec<&str> = needs.iter().map(|need| need.package).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Whether this process has user id 0.
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_is_named_once() {
+        let needs = [guest("ip", "iproute2"), guest("tc", "iproute2"), host("xz", "xz-utils")];
+        assert_eq!(package_names(&needs), ["iproute2", "xz-utils"]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_missing() {
+        let needs = [host("sh", "dash"), host("no-such-program-here", "nothing")];
+        assert_eq!(missing(&needs), [needs[1]]);
+        assert!(Need::find("no-such-program-here").unwrap_err().to_string().contains("cargo xtask setup"));
+    }
+}
