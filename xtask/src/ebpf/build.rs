@@ -6,7 +6,7 @@ use super::{Reference, Target};
 use crate::{
     cargo,
     error::{Error, Result},
-    files, paths,
+    files,
 };
 
 /// Given on the command line, so that neither the workspace's profiles nor a user's configuration reach the bytes.
@@ -48,17 +48,15 @@ pub(crate) fn flags_for_hash() -> Vec<String> {
 
 /// Compiles and links the object of one target.
 pub(crate) fn object(reference: &Reference, target: Target) -> Result<Built> {
-    let mut command = reference.cargo();
+    let mut command = reference.cargo()?;
     command.args(["build", "--locked", "--release", "--bins", "--package", "smc-policy-ebpf"]);
     command.args(["-Zbuild-std=core", "--target", target.triple]);
-    command.arg("--target-dir").arg(paths::workspace().join("target/ebpf"));
     for setting in PROFILE {
         command.args(["--config", setting]);
     }
     command.env("CARGO_ENCODED_RUSTFLAGS", rustflags(reference, target)?);
     let linker = format!("CARGO_TARGET_{}_LINKER", target.triple.to_uppercase().replace('-', "_"));
     command.env(linker, reference.linker());
-    command.current_dir(paths::workspace());
 
     let seen = cargo::messages(&mut command)
         .map_err(|_| Error::new(format!("the eBPF crate does not compile for {}", target.triple)))?;

@@ -25,6 +25,9 @@ const LLVM: &str = "LLVM-22-rust-1.95.0-stable";
 const LIBRARY_ARCHIVE: &str = "toolchain/rust-library-1.95.0-trim.tar.xz";
 const LIBRARY_SHA256: &str = "4f2abe97f8fa3ccf32e27adc28a1478753d716706a97c98b993de86c5671b62b";
 
+/// Where rustup puts the library's sources.
+const LIBRARY_IN_SYSROOT: &str = "lib/rustlib/src/rust/library";
+
 /// The reference rustc as people name it.
 pub(crate) fn wanted() -> String {
     format!("rustc {RELEASE} ({})", super::short(COMMIT))
@@ -76,9 +79,8 @@ fn program(prefix: &[OsString], name: &str) -> Command {
 /// Everything the objects are built with.
 pub(crate) struct Reference {
     rustc: Rustc,
-    /// The `library` folder, and whether cargo has to be told where it is.
+    /// The `library` folder of the sources.
     library: PathBuf,
-    library_in_sysroot: bool,
     linker: PathBuf,
 }
 
@@ -96,11 +98,11 @@ impl Reference {
                 _ => return Ok(Err(format!("rustc {} ({})", active.release, super::short(&active.commit)))),
             }
         };
-        let in_sysroot = rustc.sysroot.join("lib/rustlib/src/rust/library");
-        let library_in_sysroot = in_sysroot.join("Cargo.lock").is_file();
-        let library = if library_in_sysroot { in_sysroot } else { library_sources(cache)? };
+        let in_sysroot = rustc.sysroot.join(LIBRARY_IN_SYSROOT);
+        let library =
+            if in_sysroot.join("Cargo.lock").is_file() { in_sysroot } else { library_sources(cache)? };
         let linker = bpf_linker(cache, &rustc)?;
-        Ok(Ok(Self { rustc, library, library_in_sysroot, linker }))
+        Ok(Ok(Self { rustc, library, linker }))
     }
 
     /// bpf-linker's path.
@@ -118,14 +120,43 @@ impl Reference {
     }
 
     /// `cargo` of the reference toolchain, set up to compile `core` from source and deaf to the user's settings.
-    pub(crate) fn cargo(&self) -> Command {
+    pub(crate) fn cargo(&self) -> Result<Command> {
         let mut command = program(&self.rustc.prefix, "cargo");
         clean(&mut command);
-        command.env("RUSTC_BOOTSTRAP", "1");
-        if !self.library_in_sysroot {
-            command.env("__CARGO_TESTS_ONLY_SRC_ROOT", &self.library);
+        command.env("RUSTC", self.lay_sysroot()?).env("RUSTC_BOOTSTRAP", "1");
+        command.current_dir(paths::workspace()).env("CARGO_TARGET_DIR", target_dir());
+        Ok(command)
+    }
+
+    /// Cargo hashes the folder of every package into its symbols, for the library's crates relative to the sysroot. So
+    /// that these hashes, and with them the objects, are the same wherever the library's sources are, the compiler
+    /// gets a sysroot of links in which they are where rustup puts them. Returns the compiler that uses it.
+    fn lay_sysroot(&self) -> Result<PathBuf> {
+        let host = Path::new("lib/rustlib").join(&self.rustc.host);
+        let links = [
+            (self.library.clone(), sysroot().join(LIBRARY_IN_SYSROOT)),
+            (self.rustc.sysroot.join(&host), sysroot().join(&host)),
+        ];
+        for (target, link) in links {
+            if std::fs::read_link(&link).ok().as_ref() != Some(&target) {
+                let _ = std::fs::remove_file(&link);
+                if let Some(parent) = link.parent() {
+                    files::create_dir(parent)?;
+                }
+                std::os::unix::fs::symlink(&target, &link).map_err(|e| Error::io("create", &link, &e))?;
+            }
         }
-        command
+        let rustc = sysroot().join("bin/rustc");
+        let real = self.rustc.sysroot.join("bin/rustc");
+        let script =
+            format!("#!/bin/sh\nexec '{}' --sysroot '{}' \"$@\"\n", real.display(), sysroot().display());
+        // Left alone where it is right: cargo looks at the compiler's time stamp.
+        if !std::fs::read(&rustc).is_ok_and(|old| old == script.as_bytes()) {
+            files::write_whole(&rustc, script.as_bytes())?;
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&rustc, mode).map_err(|e| Error::io("make executable", &rustc, &e))?;
+        }
+        Ok(rustc)
     }
 
     /// Folders whose place differs between machines, and what they are called in the objects.
@@ -135,7 +166,9 @@ impl Reference {
             Some(Path::new(&home).join(".cargo"))
         });
         let home = home.ok_or_else(|| Error::new("cargo's home is unknown").next("set CARGO_HOME"))?;
-        let mut folders = vec![(self.library.clone(), "/rust/library"), (paths::workspace(), "/smc-policy")];
+        // The last match wins: the sysroot is inside the workspace.
+        let library = sysroot().join(LIBRARY_IN_SYSROOT);
+        let mut folders = vec![(paths::workspace(), "/smc-policy"), (library, "/rust/library")];
         // One folder for each registry or mirror of it, with a hash of its address in the name.
         let sources = home.join("registry/src");
         for entry in std::fs::read_dir(&sources).map_err(|e| Error::io("read", &sources, &e))? {
@@ -162,6 +195,15 @@ impl Reference {
             bpf_linker: LINKER.to_owned(),
         })
     }
+}
+
+/// Build folder of the eBPF crate: its own, so that it never waits for the cargo that runs us.
+fn target_dir() -> PathBuf {
+    paths::workspace().join("target/ebpf")
+}
+
+fn sysroot() -> PathBuf {
+    target_dir().join("sysroot")
 }
 
 /// Takes away what the surrounding cargo and the user's environment would pass on.
