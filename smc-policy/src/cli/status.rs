@@ -234,7 +234,7 @@ fn text(d: &StatusDocument, out: &Output) -> String {
     );
     text.push_str(&columns(&facts, &[]));
     if !d.rules.is_empty() || !d.defaults.is_empty() {
-        let heading = |word: &str| out.paint(Style::Dim, word);
+        let heading = |word: &str| if word.is_empty() { String::new() } else { out.paint(Style::Dim, word) };
         let mut rows = vec![
             ["", "hits", "action", "direction", "rule", "from"]
                 .iter()
