@@ -7,7 +7,8 @@ use super::{
     compile,
     diagnostic::{Code, Diagnostic},
     load::Sets,
-    model::{Place, Policy, Rule},
+    model::{Policy, Rule},
+    reader::At,
     source::{Element, List, Ports, RawFile},
 };
 
@@ -49,99 +50,103 @@ pub(super) fn lint(policy: &Policy, raw: &[RawFile], sets: &Sets<'_>) -> Vec<Dia
     found
 }
 
+/// An element that is told twice: its place in its list, and that of the element that covers it.
+struct Repeated {
+    index: usize,
+    by: usize,
+}
+
 /// Elements that others of the same list cover already.
 fn duplicates(list: &List, sets: &Sets<'_>, of: &str, found: &mut Vec<Diagnostic>) {
-    let mut covered: Vec<(Place, String, Option<Place>)> = Vec::new();
-    let (mut v4, mut v6, mut named) = (Vec::new(), Vec::new(), Vec::new());
+    let mut repeated: Vec<Repeated> = Vec::new();
+    let (mut v4, mut v6) = (Vec::new(), Vec::new());
+    let mut named: Vec<(&str, usize)> = Vec::new();
     for (index, element) in list.value.iter().enumerate() {
         match &element.value {
             Element::Range(AddrRange::V4(lo, hi)) => v4.push((*lo, *hi, index)),
             Element::Range(AddrRange::V6(lo, hi)) => v6.push((*lo, *hi, index)),
-            Element::Set(name) => match named.iter().find(|(known, _)| *known == name) {
-                Some((_, first)) => {
-                    covered.push((
-                        element.place,
-                        format!("\"@{name}\" is listed twice in {of}"),
-                        Some(*first),
-                    ));
-                }
-                None => named.push((name, element.place)),
+            Element::Set(name) => match named.iter().find(|(known, _)| known == name) {
+                Some((_, first)) => repeated.push(Repeated { index, by: *first }),
+                None => named.push((name, index)),
             },
         }
     }
-    let mut report = |inner: usize, outer: usize| {
-        if let (Some(inner), Some(outer)) = (list.value.get(inner), list.value.get(outer))
-            && let (Element::Range(small), Element::Range(large)) = (&inner.value, &outer.value)
-        {
-            let message = if small == large {
-                format!("{small} is listed twice in {of}")
-            } else {
-                format!("{small} is already part of {large} in {of}")
-            };
-            covered.push((inner.place, message, Some(outer.place)));
-        }
-    };
-    nested(&mut v4, &mut report);
-    nested(&mut v6, &mut report);
-    for (name, _) in &named {
+    nested(&mut v4, &mut repeated);
+    nested(&mut v6, &mut repeated);
+    for (name, by) in &named {
         let Some(set) = sets.get(name) else { continue };
-        for element in &list.value {
-            let Element::Range(range) = element.value else { continue };
-            let part = match range {
-                AddrRange::V4(lo, hi) => set.v4().covers(lo, hi),
-                AddrRange::V6(lo, hi) => set.v6().covers(lo, hi),
+        for (index, element) in list.value.iter().enumerate() {
+            let part = match element.value {
+                Element::Range(AddrRange::V4(lo, hi)) => set.v4().covers(lo, hi),
+                Element::Range(AddrRange::V6(lo, hi)) => set.v6().covers(lo, hi),
+                Element::Set(_) => false,
             };
             if part {
-                covered.push((
-                    element.place,
-                    format!("{range} is already part of \"@{name}\" in {of}"),
-                    None,
-                ));
+                repeated.push(Repeated { index, by: *by });
             }
         }
     }
-    tell(Code::DuplicatePeers, covered, found);
+    tell(Code::DuplicatePeers, &list.value, repeated, of, found);
 }
 
-/// Reports for each range that lies within another one which; ranges are (first, last, index).
-fn nested<K: Copy + Ord>(ranges: &mut [(K, K, usize)], report: &mut impl FnMut(usize, usize)) {
+/// Ranges that others cover; ranges are (first, last, index).
+fn nested<K: Copy + Ord>(ranges: &mut [(K, K, usize)], repeated: &mut Vec<Repeated>) {
     ranges.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)).then(a.2.cmp(&b.2)));
     let mut widest: Option<(K, usize)> = None;
     for (_, last, index) in ranges {
         match widest {
-            Some((end, outer)) if *last <= end => report(*index, outer),
+            Some((end, by)) if *last <= end => repeated.push(Repeated { index: *index, by }),
             _ => widest = Some((*last, *index)),
         }
     }
 }
 
 fn repeated_ports(ports: &Ports, found: &mut Vec<Diagnostic>) {
-    let mut ranges: Vec<_> =
-        ports.value.iter().enumerate().map(|(index, at)| (at.value.0, at.value.1, index)).collect();
-    let text = |(lo, hi): (u16, u16)| if lo == hi { format!("{lo}") } else { format!("{lo}-{hi}") };
-    let mut covered = Vec::new();
-    nested(&mut ranges, &mut |inner, outer| {
-        if let (Some(small), Some(large)) = (ports.value.get(inner), ports.value.get(outer)) {
-            let message = if small.value == large.value {
-                format!("{} is listed twice in `ports`", text(small.value))
-            } else {
-                format!("{} is already part of {} in `ports`", text(small.value), text(large.value))
-            };
-            covered.push((small.place, message, Some(large.place)));
-        }
-    });
-    tell(Code::DuplicatePorts, covered, found);
+    let ranges = ports.value.iter().enumerate();
+    let mut ranges: Vec<_> = ranges.map(|(index, at)| (at.value.0, at.value.1, index)).collect();
+    let mut repeated = Vec::new();
+    nested(&mut ranges, &mut repeated);
+    tell(Code::DuplicatePorts, &ports.value, repeated, "`ports`", found);
 }
 
-fn tell(code: Code, mut covered: Vec<(Place, String, Option<Place>)>, found: &mut Vec<Diagnostic>) {
-    covered.sort_by_key(|(place, ..)| place.start);
-    let more = covered.len().saturating_sub(MOST_PER_LIST);
-    for (place, message, first) in covered.into_iter().take(MOST_PER_LIST) {
-        let mut finding = Diagnostic::warning(code, place, message);
-        if let Some(first) = first {
-            finding = finding.related(first, "here");
+/// An element of a list, as it is written.
+trait Written: PartialEq {
+    fn text(&self) -> String;
+}
+
+impl Written for Element {
+    fn text(&self) -> String {
+        match self {
+            Self::Range(range) => range.to_string(),
+            Self::Set(name) => format!("\"@{name}\""),
         }
-        found.push(finding);
+    }
+}
+
+impl Written for (u16, u16) {
+    fn text(&self) -> String {
+        if self.0 == self.1 { format!("{}", self.0) } else { format!("{}-{}", self.0, self.1) }
+    }
+}
+
+fn tell<T: Written>(
+    code: Code,
+    list: &[At<T>],
+    mut repeated: Vec<Repeated>,
+    of: &str,
+    found: &mut Vec<Diagnostic>,
+) {
+    repeated.sort_unstable_by_key(|repeated| repeated.index);
+    repeated.dedup_by_key(|repeated| repeated.index);
+    let more = repeated.len().saturating_sub(MOST_PER_LIST);
+    for Repeated { index, by } in repeated.into_iter().take(MOST_PER_LIST) {
+        let (inner, outer) = (&list[index], &list[by]);
+        let message = if inner.value == outer.value {
+            format!("{} is listed twice in {of}", inner.value.text())
+        } else {
+            format!("{} is already part of {} in {of}", inner.value.text(), outer.value.text())
+        };
+        found.push(Diagnostic::warning(code, inner.place, message).related(outer.place, "here"));
     }
     if let (Some(last), true) = (found.last_mut(), more > 0) {
         last.help = Some(format!("{more} more in this list"));

@@ -42,7 +42,7 @@ const DIRECTION: [(&str, Direction); 2] =
     [("outbound", Direction::Outbound), ("inbound", Direction::Inbound)];
 
 /// An element of a list of addresses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Element {
     Range(AddrRange),
     Set(String),

@@ -267,12 +267,14 @@ impl<'a> Classifier<'a> {
             live: vec![false; self.rules.len()],
         };
         let mut peers = PeerClasses { states: States::new(self.rules.len()), classes: Vec::new() };
-        let (mut peer4, mut peer6) = (Vec::new(), Vec::new());
-        self.peers.axis(|set| set.v4()).sweep(|first, _, members| {
+        let (axis4, axis6) = (self.peers.axis(|set| set.v4()), self.peers.axis(|set| set.v6()));
+        let mut peer4 = Vec::with_capacity(axis4.stretches());
+        let mut peer6 = Vec::with_capacity(axis6.stretches());
+        axis4.sweep(|first, _, members| {
             push(&mut peer4, first, peers.class(&mut rows, members, Family::V4)?);
             Ok(())
         })?;
-        self.peers.axis(|set| set.v6()).sweep(|first, last, members| {
+        axis6.sweep(|first, last, members| {
             if !is_mapped(first, last) {
                 push(&mut peer6, first, peers.class(&mut rows, members, Family::V6)?);
             }
@@ -308,6 +310,9 @@ impl<'a> Classifier<'a> {
         let dead: Vec<usize> =
             dead.iter().filter_map(|rule| self.rules.iter().position(|known| known == rule)).collect();
         let mut found = vec![Vec::new(); dead.len()];
+        if dead.is_empty() {
+            return found;
+        }
         let mut seen = HashSet::new();
         let mut states = States::new(self.rules.len());
         let mut look = |members: &Members, family: Family| {

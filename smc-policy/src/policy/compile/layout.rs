@@ -17,7 +17,7 @@ const INDEX_BITS_V6: u32 = 16;
 /// Most bits of a second index on IPv6 addresses.
 const SUB_INDEX_BITS: u32 = 20;
 /// A second index is made where it saves this many steps of the search on average.
-const WORTHWHILE_STEPS: f64 = 2.0;
+const WORTHWHILE_STEPS: usize = 2;
 
 /// The cells, growing.
 pub(super) struct Cells {
@@ -194,22 +194,21 @@ impl Cells {
         held: usize,
     ) -> Option<(u64, usize)> {
         let bits = index_bits(held, SUB_INDEX_BITS.min(shift));
-        if f64::from(bits) < WORTHWHILE_STEPS {
+        if (bits as usize) < WORTHWHILE_STEPS {
             return None;
         }
         let (buckets, sub_shift) = (1u64 << bits, shift - bits);
         let base = bucket << shift;
         // Past the last bucket of all there is no edge.
         let edge = |sub: u64| base.checked_add(sub << sub_shift).map(|hi| u128::from(hi) << 64);
-        let (mut level, mut longest, mut steps) = (Vec::with_capacity(buckets as usize), 0, 0.0);
+        let (mut level, mut longest, mut steps) = (Vec::with_capacity(buckets as usize), 0, 0);
         spans(stretches, buckets, edge, |first, end| {
             let span = end - first;
             longest = longest.max(span);
-            steps += span as f64 * (span.max(1) as f64).log2();
+            steps += span * index_bits(span, u32::MAX) as usize;
             level.push(pack(first as u32, end as u32));
         });
-        let held = held as f64;
-        if held.log2() - steps / held < WORTHWHILE_STEPS {
+        if steps + held * WORTHWHILE_STEPS > held * index_bits(held, u32::MAX) as usize {
             return None;
         }
         let cell = SUB_INDEX | u64::from(self.next()) | u64::from(sub_shift) << 32 | u64::from(bits) << 40;

@@ -46,6 +46,11 @@ pub(super) struct Axis<'a, K> {
 }
 
 impl<K: Key> Axis<'_, K> {
+    /// Most stretches that [`Self::sweep`] can come to.
+    pub(super) fn stretches(&self) -> usize {
+        self.sets.iter().map(|set| 2 * set.ranges().len()).sum::<usize>() + 1
+    }
+
     /// Calls `visit(first, last, rules)` for stretches that together make up the whole axis, ascending. No set begins or
     /// ends within one.
     pub(super) fn sweep<E>(&self, mut visit: impl FnMut(K, K, &Members) -> Result<(), E>) -> Result<(), E> {
