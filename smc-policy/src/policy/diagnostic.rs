@@ -1,6 +1,6 @@
 //! Findings about a policy: typed, tied to a stretch of a text, printed like a compiler does or as data.
 
-use std::{fmt, path::PathBuf};
+use std::{fmt, ops::Range, path::PathBuf};
 
 use annotate_snippets::{Annotation, AnnotationKind, Level, Renderer, Snippet};
 use serde::Serialize;
@@ -294,8 +294,11 @@ pub fn render(diagnostics: &[Diagnostic], files: &[SourceFile], colour: bool) ->
     out
 }
 
-/// One snippet for each stretch of lines; only these lines are given to the renderer, which would otherwise go through
-/// the whole text for every finding.
+/// Places of one file this near to each other are shown in one snippet; the lines between are left out there.
+const ONE_SNIPPET: usize = 1 << 16;
+
+/// The places with their lines. Only these lines are given to the renderer, which would otherwise go through the whole
+/// text for every finding.
 fn snippets<'a>(
     diagnostic: &'a Diagnostic,
     files: &'a [SourceFile],
@@ -305,22 +308,51 @@ fn snippets<'a>(
     for (place, label) in &diagnostic.related {
         places.push((*place, AnnotationKind::Context, Some(label.as_str())));
     }
-    let mut snippets = Vec::new();
+    let mut snippets: Vec<Excerpt<'_>> = Vec::new();
     for (place, kind, label) in places {
         let (Some(file), Some(lines)) = (files.get(place.file), lines.get(place.file)) else { continue };
         let start = file.text.floor_char_boundary(place.start);
         // Several lines underlined show nothing: the first one names the place.
-        let first = lines.line(start);
-        let line_start = lines.start(first).unwrap_or(0);
-        let line_end = lines.start(first + 1).map_or(file.text.len(), |next| next - 1).max(line_start);
-        let end = file.text.ceil_char_boundary(place.end).clamp(start, line_end.max(start));
-        let text = &file.text[line_start..line_end];
-        snippets.push(
-            Snippet::source(text)
-                .path(file.path.to_string_lossy())
-                .line_start(first)
-                .annotation(kind.span(start - line_start..end - line_start).label(label)),
-        );
+        let line = lines.line(start);
+        let line_start = lines.start(line).unwrap_or(0);
+        let next = lines.start(line + 1).unwrap_or(file.text.len());
+        let line_end = line_start + file.text[line_start..next].trim_end_matches(['\r', '\n']).len();
+        let start = start.min(line_end);
+        let end = file.text.ceil_char_boundary(place.end).clamp(start, line_end);
+        let near = |known: &&mut Excerpt<'_>| {
+            known.file == place.file && known.end.max(line_end) - known.start.min(line_start) < ONE_SNIPPET
+        };
+        match snippets.iter_mut().find(near) {
+            Some(known) => {
+                known.start = known.start.min(line_start);
+                known.end = known.end.max(line_end);
+                known.marks.push((start..end, kind, label));
+            }
+            None => snippets.push(Excerpt {
+                file: place.file,
+                start: line_start,
+                end: line_end,
+                marks: vec![(start..end, kind, label)],
+            }),
+        }
     }
-    snippets
+    let shown = snippets.into_iter().map(|excerpt| {
+        let file = &files[excerpt.file];
+        let marks = excerpt.marks.into_iter().map(|(span, kind, label)| {
+            kind.span(span.start - excerpt.start..span.end - excerpt.start).label(label)
+        });
+        Snippet::source(&file.text[excerpt.start..excerpt.end])
+            .path(file.path.to_string_lossy())
+            .line_start(lines[excerpt.file].line(excerpt.start))
+            .annotations(marks)
+    });
+    shown.collect()
+}
+
+/// Whole lines of a file and what is marked there.
+struct Excerpt<'a> {
+    file: usize,
+    start: usize,
+    end: usize,
+    marks: Vec<(Range<usize>, AnnotationKind, Option<&'a str>)>,
 }

@@ -199,11 +199,11 @@ fn rule_lints(policy: &Policy, raw: &[RawFile], found: &mut Vec<Diagnostic>) {
     for dead in dead {
         let rule = &policy.rules[dead.rule];
         let deciders: Vec<&Rule> = dead.deciders.iter().map(|rule| &policy.rules[*rule]).collect();
-        found.push(never_matches(policy, rule, &deciders));
+        found.push(never_matches(rule, &deciders));
     }
 }
 
-fn never_matches(policy: &Policy, rule: &Rule, deciders: &[&Rule]) -> Diagnostic {
+fn never_matches(rule: &Rule, deciders: &[&Rule]) -> Diagnostic {
     let finding = |why: &str| {
         Diagnostic::warning(
             Code::NeverMatches,
@@ -236,7 +236,7 @@ fn never_matches(policy: &Policy, rule: &Rule, deciders: &[&Rule]) -> Diagnostic
     };
     let mut finding = finding(&format!("{list} before it"));
     for decider in deciders.iter().take(MOST_DECIDERS) {
-        finding = finding.related(decider.place, format!("{} first", policy.location(decider)));
+        finding = finding.related(decider.place, "decides first");
     }
     finding.help("the first rule that matches wins: move this one up, or remove it")
 }

@@ -1,9 +1,6 @@
 //! From texts to a checked policy: names are resolved over all files, sets become ranges.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     address::{AddrRange, AddrSet},
@@ -40,41 +37,38 @@ pub fn load(files: &[SourceFile]) -> Result<Loaded, Vec<Diagnostic>> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut named: HashMap<&str, Place> = HashMap::new();
     for rule in raw.iter().flat_map(|file| &file.rules) {
-        match named.get(rule.name.value.as_str()) {
-            Some(first) => resolver.found.push(
-                Diagnostic::error(
-                    Code::Duplicate,
-                    rule.name.place,
-                    format!("a rule named `{}` exists already", rule.name.value),
-                )
-                .related(*first, "the first one")
-                .help("hits are counted by name: names are unique over all files"),
-            ),
-            None => {
-                named.insert(&rule.name.value, rule.name.place);
+        if let Some(name) = &rule.name {
+            match named.get(name.value.as_str()) {
+                Some(first) => resolver.found.push(
+                    Diagnostic::error(
+                        Code::Duplicate,
+                        name.place,
+                        format!("a rule named `{}` exists already", name.value.escape_debug()),
+                    )
+                    .related(*first, "the first one")
+                    .help("hits are counted by name: names are unique over all files"),
+                ),
+                None => {
+                    named.insert(&name.value, name.place);
+                }
             }
         }
         rules.push(resolver.rule(rule));
     }
-    let unread: HashSet<&str> = raw.iter().flat_map(|file| &file.unread).map(String::as_str).collect();
     let broken = raw.iter().any(|file| file.broken);
-    let mut tests = Vec::new();
-    for test in raw.iter().flat_map(|file| &file.tests) {
-        if let Some(rule) = &test.rule
-            && !broken
-            && !named.contains_key(rule.value.as_str())
-            && !unread.contains(rule.value.as_str())
-        {
-            let message = format!("there is no rule `{}`", rule.value.escape_debug());
-            let finding = Diagnostic::error(Code::Reference, rule.place, message);
-            let near = nearest(&rule.value, named.keys().copied());
-            resolver.found.push(match near {
-                Some(near) => finding.help(format!("did you mean `{near}`?")),
-                None => finding,
-            });
+    for name in raw.iter().flat_map(|file| &file.references) {
+        if broken || named.contains_key(name.value.as_str()) {
+            continue;
         }
-        tests.push(read_test(test));
+        let message = format!("there is no rule `{}`", name.value.escape_debug());
+        let finding = Diagnostic::error(Code::Reference, name.place, message);
+        let near = nearest(&name.value, named.keys().copied());
+        resolver.found.push(match near {
+            Some(near) => finding.help(format!("did you mean `{near}`?")),
+            None => finding,
+        });
     }
+    let tests = raw.iter().flat_map(|file| &file.tests).map(read_test).collect();
     let Resolver { sets, mut found } = resolver;
     if !found.is_empty() {
         diagnostic::sort(&mut found);
@@ -149,7 +143,7 @@ impl<'a> Sets<'a> {
                     Diagnostic::error(
                         Code::Duplicate,
                         set.name.place,
-                        format!("a set named `{}` exists already", set.name.value),
+                        format!("a set named `{}` exists already", set.name.value.escape_debug()),
                     )
                     .related(sets.sets[*first].0.name.place, "the first one")
                     .help("a set's name may be given once over all files"),
@@ -292,7 +286,7 @@ impl Resolver<'_> {
         let ports =
             rule.ports.as_ref().map(|ports| RangeSet::new(ports.value.iter().map(|at| at.value).collect()));
         Rule {
-            name: rule.name.value.clone(),
+            name: rule.name.as_ref().map(|name| name.value.clone()).unwrap_or_default(),
             action: rule.action,
             direction: rule.direction,
             listed,
@@ -307,3 +301,6 @@ impl Resolver<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

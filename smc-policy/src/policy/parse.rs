@@ -46,7 +46,7 @@ fn network(text: &str, address: &str, bits: &str) -> Result<AddrRange, ParseErro
     let ip: IpAddr = address.parse().map_err(|_| {
         if address.bytes().all(|byte| byte.is_ascii_digit()) {
             ParseError::new(
-                format!("`{text}` is not a network"),
+                format!("`{}` is not a network", text.escape_debug()),
                 "a network is written 10.0.0.0/8 or 2001:db8::/32",
             )
         } else {
@@ -70,7 +70,7 @@ fn network(text: &str, address: &str, bits: &str) -> Result<AddrRange, ParseErro
                 }
                 _ => format!("a network is written address/bits, bits from 0 to {width}"),
             };
-            return Err(ParseError::new(format!("`{bits}` is not a number of bits"), help));
+            return Err(ParseError::new(format!("`{}` is not a number of bits", bits.escape_debug()), help));
         }
     };
     let host_bits = |number: u128| number & u128::MAX.checked_shr(128 - width + bits).unwrap_or(0);
@@ -113,7 +113,7 @@ fn range(text: &str, first: IpAddr, last: &str) -> Result<AddrRange, ParseError>
             }
             _ => "a range is written first-last, both of them addresses, without spaces".to_owned(),
         };
-        ParseError::new(format!("the end of the range, `{last}`, is not an address"), help)
+        ParseError::new(format!("the end of the range, `{}`, is not an address", last.escape_debug()), help)
     })?;
     match (AddrRange::single(from_ip(first)), AddrRange::single(from_ip(last))) {
         (AddrRange::V4(lo, _), AddrRange::V4(hi, _)) if lo <= hi => Ok(AddrRange::V4(lo, hi)),
@@ -144,7 +144,7 @@ fn no_address(text: &str) -> ParseError {
         text.split_once('%').filter(|(address, _)| address.parse::<IpAddr>().is_ok())
     {
         ParseError::new(
-            format!("`{text}` has a zone"),
+            format!("`{}` has a zone", text.escape_debug()),
             format!("a connection's addresses carry no interface name: write {address}"),
         )
     } else if let Ok((addr, Some(port))) = endpoint(text) {
@@ -156,7 +156,7 @@ fn no_address(text: &str) -> ParseError {
             ),
         )
     } else if let Some(inner) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
-        ParseError::new(message, format!("write it without brackets: {inner}"))
+        ParseError::new(message, format!("write it without brackets: {}", inner.escape_debug()))
     } else if numbers(text) && text.contains('.') {
         let parts: Vec<&str> = text.split('.').collect();
         let zeros = |part: &&str| part.len() > 1 && part.starts_with('0');
@@ -224,8 +224,13 @@ const PORTS: &str = "ports are 1 to 65535";
 pub fn port(number: i128) -> Result<u16, ParseError> {
     match u16::try_from(number) {
         Ok(port) if port != 0 => Ok(port),
-        _ => Err(ParseError::new(format!("{number} is not a port"), PORTS)),
+        _ => Err(not_a_port(&number)),
     }
+}
+
+/// For what is given in the place of a port.
+pub(super) fn not_a_port(number: &dyn std::fmt::Display) -> ParseError {
+    ParseError::new(format!("{number} is not a port"), PORTS)
 }
 
 /// A range of ports, `first-last`.

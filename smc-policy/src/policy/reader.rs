@@ -108,7 +108,7 @@ impl Reader {
         }
     }
 
-    fn wrong_type(&mut self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str, help: String) {
+    fn wrong_type(&mut self, subject: &str, value: &Spanned<DeValue<'_>>, wanted: &str, help: String) {
         let found = match value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",
@@ -118,11 +118,8 @@ impl Reader {
             DeValue::Array(_) => "an array",
             DeValue::Table(_) => "a table",
         };
-        let finding = Diagnostic::error(
-            Code::WrongType,
-            self.place(value.span()),
-            format!("`{key}` is {wanted}, not {found}"),
-        );
+        let message = format!("{subject} is {wanted}, not {found}");
+        let finding = Diagnostic::error(Code::WrongType, self.place(value.span()), message);
         self.report(if help.is_empty() { finding } else { finding.help(help) });
     }
 
@@ -134,7 +131,12 @@ impl Reader {
         let value = parent.get(key)?;
         let table = value.get_ref().as_table();
         if table.is_none() {
-            self.wrong_type(key, value, "a table", format!("write [{key}] on a line of its own"));
+            self.wrong_type(
+                &format!("`{key}`"),
+                value,
+                "a table",
+                format!("write [{key}] on a line of its own"),
+            );
         }
         Some((table?, value.span()))
     }
@@ -148,14 +150,14 @@ impl Reader {
         let Some(value) = parent.get(key) else { return Vec::new() };
         let help = format!("write [[{key}]], in double brackets, before each one");
         let Some(array) = value.get_ref().as_array() else {
-            self.wrong_type(key, value, "a list of tables", help);
+            self.wrong_type(&format!("`{key}`"), value, "a list of tables", help);
             return Vec::new();
         };
         let mut tables = Vec::with_capacity(array.len());
         for item in array.iter() {
             match item.get_ref().as_table() {
                 Some(table) => tables.push((table, item.span())),
-                None => self.wrong_type(key, item, "a list of tables", help.clone()),
+                None => self.wrong_type(&format!("`{key}`"), item, "a list of tables", help.clone()),
             }
         }
         tables
@@ -173,7 +175,7 @@ impl Reader {
         match value.get_ref().as_str() {
             Some(text) => Some(self.at(value.span(), text.to_owned())),
             None => {
-                self.wrong_type(key, value, "a string", String::new());
+                self.wrong_type(&format!("`{key}`"), value, "a string", String::new());
                 None
             }
         }
@@ -184,7 +186,7 @@ impl Reader {
         match value.get_ref().as_bool() {
             Some(boolean) => Some(self.at(value.span(), boolean)),
             None => {
-                self.wrong_type(key, value, "true or false", "without quotes".to_owned());
+                self.wrong_type(&format!("`{key}`"), value, "true or false", "without quotes".to_owned());
                 None
             }
         }
@@ -195,7 +197,7 @@ impl Reader {
         match number(value.get_ref()) {
             Some(number) => Some(self.at(value.span(), number)),
             None => {
-                self.wrong_type(key, value, "a number", String::new());
+                self.wrong_type(&format!("`{key}`"), value, "a number", String::new());
                 None
             }
         }
@@ -235,14 +237,14 @@ impl Reader {
                 DeValue::Integer(number) => format!("write {key} = [{number}]"),
                 _ => String::new(),
             };
-            self.wrong_type(key, value, "a list", help);
+            self.wrong_type(&format!("`{key}`"), value, "a list", help);
             return None;
         };
         Some(self.at(value.span(), array))
     }
 
     pub(super) fn element_type(&mut self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
-        self.wrong_type(&format!("an element of {key}"), value, wanted, String::new());
+        self.wrong_type(&format!("an element of `{key}`"), value, wanted, String::new());
     }
 }
 

@@ -1,5 +1,7 @@
 //! One text of the language, read on its own: rules with their places, names not yet resolved.
 
+use std::ops::Range;
+
 use smc_policy_common::query::{Addr, Direction};
 use toml::{
     Spanned,
@@ -63,7 +65,8 @@ pub(super) struct RawSet {
 #[derive(Debug)]
 pub(super) struct RawRule {
     pub(super) header: Place,
-    pub(super) name: At<String>,
+    /// Missing: reported.
+    pub(super) name: Option<At<String>>,
     pub(super) action: Action,
     pub(super) direction: Directions,
     pub(super) peers: Option<List>,
@@ -94,8 +97,8 @@ pub(super) struct RawFile {
     pub(super) sets: Vec<RawSet>,
     pub(super) rules: Vec<RawRule>,
     pub(super) tests: Vec<RawTest>,
-    /// Names of rules that could not be read whole: references to them are no mistake.
-    pub(super) unread: Vec<String>,
+    /// The rules that tests name, of those that could not be read whole as well.
+    pub(super) references: Vec<At<String>>,
     /// Some of the text is no TOML.
     pub(super) broken: bool,
     pub(super) found: Vec<Diagnostic>,
@@ -126,16 +129,12 @@ pub(super) fn read(file: usize, text: &str) -> RawFile {
         }
     }
     for (rule, span) in reader.tables(table, "rule") {
-        match read_rule(&mut reader, rule, span) {
-            Some(rule) => raw.rules.push(rule),
-            None => {
-                raw.unread
-                    .extend(rule.get("name").and_then(|name| name.get_ref().as_str()).map(str::to_owned));
-            }
-        }
+        raw.rules.push(read_rule(&mut reader, rule, span));
     }
     for (test, span) in reader.tables(table, "test") {
-        raw.tests.extend(read_test(&mut reader, test, span));
+        let rule = reader.string(test, "rule");
+        raw.references.extend(rule.clone());
+        raw.tests.extend(read_test(&mut reader, test, span, rule));
     }
     raw.found = reader.found;
     raw
@@ -227,9 +226,11 @@ fn ports(reader: &mut Reader, rule: &DeTable<'_>) -> Option<Ports> {
     for item in list.value {
         let read = match item.get_ref() {
             DeValue::String(text) => parse::port_range(text),
-            value => match number(value) {
-                Some(number) => parse::port(number).map(|port| (port, port)),
-                None => {
+            value => match (number(value), value) {
+                (Some(number), _) => parse::port(number).map(|port| (port, port)),
+                // Beyond 128 bits.
+                (None, DeValue::Integer(integer)) => Err(parse::not_a_port(integer)),
+                (None, _) => {
                     reader.element_type("ports", item, "a port or a range of ports as \"8000-8099\"");
                     continue;
                 }
@@ -243,7 +244,7 @@ fn ports(reader: &mut Reader, rule: &DeTable<'_>) -> Option<Ports> {
     Some(At { value: ports, place: list.place })
 }
 
-fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: std::ops::Range<usize>) -> Option<RawRule> {
+fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: Range<usize>) -> RawRule {
     reader.only(rule, &RULE_KEYS, "a rule");
     for (key, later) in [
         ("peers_file", "write the list under [sets], or as `peers`"),
@@ -289,10 +290,11 @@ fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: std::ops::Range<usiz
         );
     }
     let enabled = reader.boolean(rule, "enabled");
-    Some(RawRule {
+    RawRule {
         header: reader.place(span),
-        name: name?,
-        action: action?.value,
+        name,
+        // A rule without an action is refused: the value is never used.
+        action: action.map_or(Action::Deny, |action| action.value),
         direction: direction.map_or(Directions::Both, |direction| direction.value),
         peers,
         except,
@@ -301,7 +303,7 @@ fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: std::ops::Range<usiz
         comment: comment.map(|comment| comment.value),
         trust: trust.is_some_and(|trust| trust.value),
         enabled: enabled.is_none_or(|enabled| enabled.value),
-    })
+    }
 }
 
 fn single(
@@ -327,7 +329,12 @@ fn single(
     }
 }
 
-fn read_test(reader: &mut Reader, test: &DeTable<'_>, span: std::ops::Range<usize>) -> Option<RawTest> {
+fn read_test(
+    reader: &mut Reader,
+    test: &DeTable<'_>,
+    span: Range<usize>,
+    rule: Option<At<String>>,
+) -> Option<RawTest> {
     reader.only(test, &TEST_KEYS, "a test");
     let peer_text = reader.string(test, "peer");
     if !test.contains_key("peer") {
@@ -370,7 +377,6 @@ fn read_test(reader: &mut Reader, test: &DeTable<'_>, span: std::ops::Range<usiz
         let message = "the test has no `expect`".to_owned();
         reader.missing(span.clone(), message, "write expect = \"allow\" or expect = \"deny\"");
     }
-    let rule = reader.string(test, "rule");
     let (peer, peer_port) = peer?;
     Some(RawTest {
         header: reader.place(span),

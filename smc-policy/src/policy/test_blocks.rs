@@ -197,24 +197,20 @@ rule = "web"
         error[test-failed]: expected allow, got deny by rule `web` at p.toml:6
           --> p.toml:25:10
            |
-        25 | expect = "allow"
-           |          ^^^^^^^
-           |
-          ::: p.toml:6:1
-           |
          6 | [[rule]]
            | -------- this rule decides
+        ...
+        25 | expect = "allow"
+           |          ^^^^^^^
 
         error[test-failed]: expected rule `web` to decide, got allow by rule `rest` at p.toml:14
           --> p.toml:30:8
            |
-        30 | rule = "web"
-           |        ^^^^^
-           |
-          ::: p.toml:14:1
-           |
         14 | [[rule]]
            | -------- this rule decides
+        ...
+        30 | rule = "web"
+           |        ^^^^^
            |
            = help: rule `web` does not match: port 80 not in 443
 
