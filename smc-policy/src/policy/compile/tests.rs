@@ -125,6 +125,11 @@ proptest! {
         prop_assert_eq!(dead_rules(&policy, 100).unwrap(), expected);
     }
 
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
     #[test]
     fn large_lists_agree(seed in any::<u64>(), lists in 1usize..6, count in 1usize..6000) {
         let random = &mut Random::new(seed);
