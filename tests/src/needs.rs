@@ -79,8 +79,8 @@ impl fmt::Display for Need {
             Self::SmcDiag => "SMC_DIAG",
             Self::SmcD => "SMC-D",
             Self::HsCtrl => "hs_ctrl",
-            Self::NoHsCtrl => "a kernel without hs_ctrl",
-            Self::NoSmc => "a kernel without SMC",
+            Self::NoHsCtrl => "no hs_ctrl",
+            Self::NoSmc => "no SMC",
             Self::Netns => "network namespaces",
             Self::Bpffs => "bpffs",
         })
@@ -104,7 +104,7 @@ macro_rules! needs {
 #[macro_export]
 macro_rules! needs_hook {
     () => {
-        $crate::needs!(Root, Tool, Netns, Bpffs, Smc, IpprotoSmc, SmcDiag, SmcD, HsCtrl)
+        $crate::needs!(Root, Tool, Netns, Bpffs, Smc, HsCtrl, IpprotoSmc, SmcDiag, SmcD)
     };
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
 use std::fs::{self, Permissions};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smc_policy::kernel::hs_ctrl::{self, KernelTypes};
+use smc_policy::kernel::object::{Prepared, Sizes};
 use smc_policy_tests::connection::exchange_sized;
 use smc_policy_tests::lab::{assert_denied, assert_smc, listen, selected};
 use smc_policy_tests::{Kind, Lab, Listener, Rng, Run, needs, needs_hook, scaled};
@@ -82,8 +85,8 @@ fn a_killed_apply_leaves_one_whole_policy() {
         let services = Services::open();
         let write = |number| lab.home.write(&format!("policy-{number}.toml"), &services.policy(number));
         let apply = |path: &Path| lab.home.run(["apply".as_ref(), path.as_os_str()]).ok();
+        apply(&write(0b1010));
         let mut old = 0b0101;
-        apply(&write(old));
         let usual = apply(&write(old)).time;
         let mut killer = Killer { rng, usual };
 
@@ -380,4 +383,51 @@ fn the_policy_folders_are_used_and_drift_is_told() {
         assert_smc(Kind::AfSmc, None, &service);
         lab.home.run(["status"]).ok();
     });
+}
+
+#[test]
+fn a_foreign_choice_is_left_alone_unless_replaced() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let services = Services::open();
+        let policy = lab.home.write("policy.toml", &services.policy(0b0101));
+        let foreign = Foreign::register();
+        fs::write("/proc/sys/net/smc/hs_ctrl", Foreign::NAME).unwrap();
+
+        let run = lab.home.run(["apply".as_ref(), policy.as_os_str()]);
+        assert_refused(&run, 3, &[Foreign::NAME, "--replace"]);
+        assert_eq!((services.enforced(), selected().as_str()), (0, Foreign::NAME));
+        lab.home.run(["detach"]).ok();
+        assert_eq!(selected(), Foreign::NAME, "detach clears what is ours only");
+
+        lab.home.run(["apply".as_ref(), "--replace".as_ref(), policy.as_os_str()]).ok();
+        assert_eq!(services.enforced(), 0b0101);
+        lab.apply(&services.policy(0b1010));
+        assert_eq!(services.enforced(), 0b1010);
+        lab.home.run(["detach"]).ok();
+        assert_eq!((services.enforced(), selected().as_str()), (0, Foreign::NAME), "restored");
+        drop(foreign);
+    });
+}
+
+/// Somebody else's smc_hs_ctrl: made of this project's programs without a table, which allow everything, but under a
+/// name that is no instance's.
+struct Foreign(OwnedFd);
+
+impl Foreign {
+    const NAME: &str = "smcpol_foreign";
+
+    fn register() -> Self {
+        let types = KernelTypes::read().unwrap();
+        let prepared = Prepared::new(Sizes { cells: 1, slots: 1 }, Some(&types.offsets)).unwrap();
+        Self(hs_ctrl::register(&prepared, &types, "foreign").unwrap())
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        // Deselected first, or it would go on as an orphan.
+        let _ = fs::write("/proc/sys/net/smc/hs_ctrl", "\n");
+        hs_ctrl::unregister(self.0.as_fd()).unwrap();
+    }
 }

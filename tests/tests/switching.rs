@@ -11,51 +11,58 @@ use smc_policy_tests::connection::exchange_sized;
 use smc_policy_tests::lab::listen;
 use smc_policy_tests::{Kind, Lab, Listener, Rng, needs_hook, scaled};
 
-/// Services whose verdicts tell policies apart. `swings` change with every policy; `always` and `never` are decided by
-/// another rule in each policy, with the same verdict: a decision mixed of two generations would get them wrong.
+/// Services whose verdicts tell policies apart. Each policy denies one of `own`, the others allow it: a decision by a
+/// third policy, such as what an idle table still holds, shows. `always` and `never` have the same verdict in all
+/// policies, by differently numbered rules: a decision mixed of two shows.
 struct Services {
-    swings: [Listener; 2],
+    own: [Listener; 3],
     always: Listener,
     never: Listener,
 }
 
-/// Which of the two policies.
+/// The policies that follow each other, in a circle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
     A,
     B,
+    C,
 }
 
 impl Policy {
     const fn of(index: usize) -> Self {
-        if index.is_multiple_of(2) { Self::A } else { Self::B }
+        [Self::A, Self::B, Self::C][index % 3]
     }
 }
 
 impl Services {
     fn open() -> Self {
         let service = || listen(Kind::AfSmc, "127.0.0.2");
-        Self { swings: [service(), service()], always: service(), never: service() }
+        Self { own: [service(), service(), service()], always: service(), never: service() }
     }
 
-    fn all(&self) -> [&Listener; 4] {
-        [&self.swings[0], &self.swings[1], &self.always, &self.never]
+    fn all(&self) -> [&Listener; 5] {
+        let [a, b, c] = &self.own;
+        [a, b, c, &self.always, &self.never]
     }
 
     /// Whether `policy` lets service `which` of [`Self::all`] negotiate.
     fn allows(which: usize, policy: Policy) -> bool {
         match which {
-            0 => policy == Policy::B,
-            1 => policy == Policy::A,
-            2 => true,
+            0..3 => which != policy as usize,
+            3 => true,
             _ => false,
         }
     }
 
+    /// All verdicts under `policy`.
+    fn verdicts(policy: Policy) -> [bool; 5] {
+        [0, 1, 2, 3, 4].map(|which| Self::allows(which, policy))
+    }
+
     /// A policy's text, with `extra` more networks that concern nobody here. Rules and classes are numbered differently
-    /// in the two.
+    /// in each.
     fn text(&self, policy: Policy, extra: usize) -> String {
-        let [first, second, always, never] = self.all().map(Listener::port);
+        let [a, b, c, always, never] = self.all().map(Listener::port);
         let rule = |name: &str, action: &str, match_on: &str| {
             format!(
                 "[[rule]]\nname = \"{name}\"\naction = \"{action}\"\ndirection = \"outbound\"\n{match_on}\n\n"
@@ -74,7 +81,7 @@ impl Services {
         match policy {
             Policy::A => {
                 text += &rule("a-never", "deny", &format!("ports = [{never}]"));
-                text += &rule("a-first", "deny", &format!("ports = [{first}]"));
+                text += &rule("a-own", "deny", &format!("ports = [{a}]"));
             }
             Policy::B => {
                 text += "[default]\noutbound = \"deny\"\n\n";
@@ -82,28 +89,29 @@ impl Services {
                 text += &rule(
                     "b-allowed",
                     "allow",
-                    &format!("peers = [\"127.0.0.0/24\"]\nports = [{first}, {always}]"),
+                    &format!("peers = [\"127.0.0.0/24\"]\nports = [{a}, {c}, {always}]"),
                 );
-                text += &rule("b-second", "deny", &format!("ports = [{second}]"));
+                text += &rule("b-own", "deny", &format!("ports = [{b}]"));
+            }
+            Policy::C => {
+                text += &rule("c-always", "allow", &format!("ports = [{always}]"));
+                text += &rule("c-elsewhere", "deny", "local = [\"127.200.0.0/16\"]");
+                text += &rule("c-never", "deny", &format!("peers = [\"127.0.0.2\"]\nports = [{c}, {never}]"));
             }
         }
         text
     }
 }
 
-/// Applies A and B in turn while connections are made, `per_generation` of them before each apply, and checks each
-/// against the generations that can have judged it. `extra` gives the bulk of each policy.
-fn alternate(generations: usize, per_generation: usize, extra: impl Fn(usize) -> usize + Sync) {
-    alternate_with(generations, per_generation, extra, |_, _| {});
-}
-
-/// As [`alternate`]; `before_apply` is called before each apply but the first.
-fn alternate_with(
+/// Applies A, B and C in turn while connections are made, `per_generation` of them before each apply, and checks each
+/// against the generations that can have judged it. `extra` gives the bulk of each policy, `before_apply` is called before
+/// each but the first. Returns how each came into force, in the words of `apply --json`.
+fn alternate(
     generations: usize,
     per_generation: usize,
     extra: impl Fn(usize) -> usize + Sync,
     before_apply: impl Fn(&Lab, usize) + Sync,
-) {
+) -> Vec<String> {
     let mut rng = Rng::from_environment("switching");
     Lab::run(|lab| {
         let services = Services::open();
@@ -114,9 +122,10 @@ fn alternate_with(
             })
             .collect();
         let apply = |index: usize| {
-            lab.home.run(["apply".as_ref(), files[index].as_os_str()]).ok();
+            let run = lab.home.run(["apply".as_ref(), "--json".as_ref(), files[index].as_os_str()]).ok();
+            run.json()["change"].as_str().unwrap().to_owned()
         };
-        apply(0);
+        assert_eq!(apply(0), "first");
         let before = lab.generation();
 
         // Policies up to `started` may be in force, those before `finished` no more.
@@ -124,8 +133,9 @@ fn alternate_with(
         let made = AtomicUsize::new(0);
         let over = AtomicBool::new(false);
         let mut during = 0;
-        thread::scope(|scope| {
+        let changes = thread::scope(|scope| {
             let applier = scope.spawn(|| {
+                let mut changes = Vec::new();
                 for index in 1..generations {
                     while made.load(Ordering::SeqCst) < index * per_generation && !over.load(Ordering::SeqCst)
                     {
@@ -133,14 +143,15 @@ fn alternate_with(
                     }
                     before_apply(lab, index);
                     started.store(index, Ordering::SeqCst);
-                    apply(index);
+                    changes.push(apply(index));
                     finished.store(index, Ordering::SeqCst);
                 }
+                changes
             });
             // A failed check must not leave the other thread waiting.
             let stop = StopOnDrop(&over);
             while made.load(Ordering::SeqCst) < generations * per_generation || !applier.is_finished() {
-                let which = rng.below(4) as usize;
+                let which = rng.below(5) as usize;
                 let oldest = finished.load(Ordering::SeqCst);
                 let outcome = exchange_sized(Kind::AfSmc, None, services.all()[which], &[1, 100]).unwrap();
                 let newest = started.load(Ordering::SeqCst);
@@ -156,11 +167,12 @@ fn alternate_with(
                 made.fetch_add(1, Ordering::SeqCst);
             }
             drop(stop);
-            applier.join().unwrap();
+            applier.join().unwrap()
         });
         println!("{} connections, {during} of them during an apply", made.load(Ordering::SeqCst));
         assert_eq!(lab.generation(), before + generations as u64 - 1, "one generation each apply");
-    });
+        changes
+    })
 }
 
 struct StopOnDrop<'a>(&'a AtomicBool);
@@ -174,7 +186,8 @@ impl Drop for StopOnDrop<'_> {
 #[test]
 fn every_connection_is_judged_by_one_generation() {
     needs_hook!();
-    alternate(10, scaled(200), |_| 0);
+    let changes = alternate(10, scaled(200), |_| 0, |_, _| ());
+    assert!(changes.iter().all(|change| change == "switched"), "{changes:?}");
 }
 
 #[test]
@@ -182,30 +195,26 @@ fn also_across_outgrown_tables() {
     needs_hook!();
     // Small, larger than any table before, small again, larger still.
     let full = scaled(50_000);
-    alternate(6, scaled(200), |index| match index {
+    let extra = |index| match index {
         1 => full / 10,
         3 | 4 => full,
         _ => 0,
-    });
+    };
+    let changes = alternate(6, scaled(200), extra, |_, _| ());
+    assert!(changes[0] == "replaced" && changes[2] == "replaced", "{changes:?}");
 }
 
 #[test]
 fn also_across_a_version_change() {
     needs_hook!();
-    let replaced = AtomicUsize::new(0);
-    alternate_with(
-        6,
-        scaled(200),
-        |_| 0,
-        |lab, index| {
-            if index % 2 == 1 {
-                // The next apply finds programs of another version and replaces them.
-                lab.pretend_other_version();
-                replaced.fetch_add(1, Ordering::SeqCst);
-            }
-        },
-    );
-    assert_eq!(replaced.into_inner(), 3);
+    // Every other apply finds programs of another version and replaces them.
+    let before_apply = |lab: &Lab, index| {
+        if index % 2 == 1 {
+            lab.pretend_other_version();
+        }
+    };
+    let changes = alternate(6, scaled(200), |_| 0, before_apply);
+    assert_eq!(changes, ["replaced", "switched", "replaced", "switched", "replaced"]);
 }
 
 /// Two instances exist for a moment only, and what the old one counted is carried over.
@@ -235,12 +244,15 @@ fn applies_at_the_same_time_wait_for_each_other() {
     needs_hook!();
     Lab::run(|lab| {
         let services = Services::open();
-        let files = [Policy::A, Policy::B]
-            .map(|policy| lab.home.write(&format!("{policy:?}.toml"), &services.text(policy, 0)));
-        lab.home.run(["apply".as_ref(), files[0].as_os_str()]).ok();
+        // Each file differs from the others: the same policy again would be no new generation.
+        let file = |index: usize| {
+            let text = format!("{}# number {index}\n", services.text(Policy::of(index), 0));
+            lab.home.write(&format!("number-{index}.toml"), &text)
+        };
+        lab.home.run(["apply".as_ref(), file(0).as_os_str()]).ok();
         let before = lab.generation();
         let running: Vec<_> =
-            (0..6).map(|index| lab.home.start(["apply".as_ref(), files[index % 2].as_os_str()])).collect();
+            (1..=6).map(|index| lab.home.start(["apply".as_ref(), file(index).as_os_str()])).collect();
         for one in running {
             one.wait().ok();
         }
@@ -249,8 +261,8 @@ fn applies_at_the_same_time_wait_for_each_other() {
         // Whoever came last, all of it is in force.
         let verdicts =
             services.all().map(|service| exchange_sized(Kind::AfSmc, None, service, &[1]).unwrap().is_smc());
-        let of = |policy| [0, 1, 2, 3].map(|which| Services::allows(which, policy));
-        assert!(verdicts == of(Policy::A) || verdicts == of(Policy::B), "{verdicts:?}");
+        let known = [Policy::A, Policy::B, Policy::C].map(Services::verdicts);
+        assert!(known.contains(&verdicts), "{verdicts:?}");
     });
 }
 
