@@ -1,0 +1,87 @@
+//! The policies that people copy are right: every file of `policies/`, and every example of `docs/policy.md` with the
+//! messages shown there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use smc_policy::policy::{Loaded, Slots, SourceFile, compile, load, render, run_tests};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Everything that `check` would print about a policy; empty: nothing is wrong with it.
+fn said(files: &[SourceFile]) -> String {
+    match load(files) {
+        Ok(Loaded { policy, warnings }) => {
+            if let Err(error) = compile(&policy, &Slots::in_order(&policy), false) {
+                return error.to_string();
+            }
+            render(&[warnings, run_tests(&policy)].concat(), files, false)
+        }
+        Err(errors) => render(&errors, files, false),
+    }
+}
+
+#[test]
+fn policies_to_copy_hold_their_own_tests_without_a_warning() {
+    let mut checked = 0;
+    for entry in fs::read_dir(root().join("policies")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            continue;
+        }
+        let files = [SourceFile { text: fs::read_to_string(&path).unwrap(), path }];
+        assert_eq!(said(&files), "");
+        let policy = load(&files).unwrap().policy;
+        let named = |name: &str| policy.tests.iter().any(|test| test.rule.as_deref() == Some(name));
+        for rule in &policy.rules {
+            assert!(named(&rule.name), "{}: no test names rule {}", files[0].path.display(), rule.name);
+        }
+        checked += 1;
+    }
+    assert!(checked >= 3, "{checked} policies");
+}
+
+/// The fenced blocks of a text: their first line after the fence, and their lines.
+fn blocks(text: &str) -> Vec<(&str, String)> {
+    let mut blocks: Vec<(&str, String)> = Vec::new();
+    let mut open = false;
+    for line in text.lines() {
+        match (line.strip_prefix("```"), blocks.last_mut()) {
+            (Some(info), _) if !open => blocks.push((info, String::new())),
+            (None, Some((_, block))) if open => {
+                block.push_str(line);
+                block.push('\n');
+            }
+            _ => {}
+        }
+        open ^= line.starts_with("```");
+    }
+    blocks
+}
+
+#[test]
+fn examples_of_the_language_reference_are_as_it_says() {
+    let text = fs::read_to_string(root().join("docs/policy.md")).unwrap();
+    let blocks = blocks(&text);
+    let (mut right, mut wrong) = (0, 0);
+    for (at, (info, text)) in blocks.iter().enumerate() {
+        let files = [SourceFile { path: "web.toml".into(), text: text.clone() }];
+        match *info {
+            "toml" => {
+                assert_eq!(said(&files), "", "{text}");
+                right += 1;
+            }
+            "toml,error" => {
+                let (info, expected) = &blocks[at + 1];
+                assert_eq!((*info, said(&files).trim_end()), ("text", expected.trim_end()), "{text}");
+                wrong += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(right >= 4 && wrong >= 3, "{right} right, {wrong} wrong");
+}
