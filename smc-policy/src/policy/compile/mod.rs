@@ -2,6 +2,7 @@
 
 mod classes;
 mod layout;
+mod matrix;
 mod sweep;
 
 use smc_policy_common::{

@@ -137,6 +137,25 @@ fn a_policy_without_rules() {
     assert_eq!(answer.regions.len(), 1);
 }
 
+#[test]
+fn a_local_ipv6_range_does_not_begin_among_ipv4_addresses() {
+    // The addresses after the first rule's begin with IPv4-mapped ones, which are the second rule's.
+    let policy = policy(
+        "[[rule]]\nname = \"low\"\naction = \"deny\"\nlocal = [\"::-::fffe:ffff:ffff\"]\n\
+         [[rule]]\nname = \"v4\"\naction = \"deny\"\nlocal = [\"0.0.0.0/0\"]\n",
+    );
+    let question =
+        Question { peer: Addr::v6(1 << 64), port: None, local: None, direction: Some(Direction::Outbound) };
+    let regions = explain(&policy, &question).regions;
+    let regions: Vec<_> =
+        regions.iter().map(|region| (region.local.join(" "), region.rule.as_deref())).collect();
+    let max = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+    assert_eq!(
+        regions,
+        [("::-::fffe:ffff:ffff".to_owned(), Some("low")), (format!("::1:0:0:0-{max}"), None)]
+    );
+}
+
 /// Is `query` in the region?
 fn within(region: &Region, query: &Query) -> bool {
     let local = region.local.iter().any(|text| match parse::addresses(text).unwrap() {
