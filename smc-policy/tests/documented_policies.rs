@@ -65,7 +65,19 @@ fn blocks(text: &str) -> Vec<(&str, String)> {
 
 #[test]
 fn examples_of_the_language_reference_are_as_it_says() {
-    let text = fs::read_to_string(root().join("docs/policy.md")).unwrap();
+    let (right, wrong) = check_examples("docs/policy.md");
+    assert!(right >= 4 && wrong >= 3, "{right} right, {wrong} wrong");
+}
+
+#[test]
+fn examples_of_the_readme_are_policies() {
+    let (right, _) = check_examples("README.md");
+    assert!(right >= 1, "{right} right");
+}
+
+/// Checks every example of a document: how many are right, and how many are wrong as the document says.
+fn check_examples(document: &str) -> (usize, usize) {
+    let text = fs::read_to_string(root().join(document)).unwrap();
     let blocks = blocks(&text);
     let (mut right, mut wrong) = (0, 0);
     for (at, (info, text)) in blocks.iter().enumerate() {
@@ -83,5 +95,5 @@ fn examples_of_the_language_reference_are_as_it_says() {
             _ => {}
         }
     }
-    assert!(right >= 4 && wrong >= 3, "{right} right, {wrong} wrong");
+    (right, wrong)
 }
