@@ -38,7 +38,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Prepares the configuration for a suite, such as "trixie", and fetches its signed index.
-    pub(crate) fn open(cache: &Cache, suite: &str, sources: bool) -> Result<Self> {
+    pub(crate) fn open(cache: &Cache, suite: &str) -> Result<Self> {
         if exec::find_program("apt-get").is_none() {
             return Err(Error::new(format!(
                 "Debian's {suite} needs apt-get, which this system does not have"
@@ -53,7 +53,7 @@ impl Apt {
             files::create_dir(&apt.dir.join(part))?;
         }
         files::write_whole(&apt.dir.join("status"), b"")?;
-        files::write_whole(&apt.dir.join("sources.list"), mirrors.sources(suite, sources).as_bytes())?;
+        files::write_whole(&apt.dir.join("sources.list"), mirrors.sources(suite).as_bytes())?;
         exec::capture(apt.command("apt-get").args(["update", "-q", "--error-on=any"]))
             .map_err(|e| Error::new(format!("Debian's {suite} cannot be read: {e}")))?;
         Ok(apt)
@@ -72,7 +72,6 @@ impl Apt {
             dir("Dir::Cache", "cache"),
             // The cache is in a home directory, where apt's own user cannot write; our user is as good.
             format!("APT::Sandbox::User={}", if crate::packages::is_root() { "root" } else { "" }),
-            "Debug::NoLocking=false".to_owned(),
         ];
         for option in options {
             command.arg("-o").arg(option);
@@ -96,7 +95,17 @@ impl Apt {
         Ok(depends.split(',').filter_map(name).collect())
     }
 
-    /// Downloads a binary package and unpacks it into a folder.
+    /// All versions of a package that the suite offers.
+    pub(crate) fn versions(&self, package: &str) -> Result<Vec<String>> {
+        let text = exec::capture(self.command("apt-cache").args(["madison", package]))?;
+        Ok(text
+            .lines()
+            .filter_map(|line| line.split('|').nth(1))
+            .map(|version| version.trim().to_owned())
+            .collect())
+    }
+
+    /// Downloads a binary package (a name, or "name=version") and unpacks it into a folder.
     pub(crate) fn unpack(&self, package: &str, into: &Path) -> Result<()> {
         let downloads = self.dir.join("downloads");
         files::remove_tree(&downloads)?;
@@ -164,15 +173,12 @@ impl Mirrors {
     }
 
     /// The text of a sources.list for one suite with its updates. Only what is needed of the index is fetched.
-    fn sources(&self, suite: &str, sources: bool) -> String {
+    fn sources(&self, suite: &str) -> String {
         let base = suite.split('-').next().unwrap_or(suite);
         let binary = format!("deb [arch=amd64 lang=none target=Packages signed-by={KEYRING}]");
         let mut lines = vec![format!("{binary} {} {suite} main", self.archive)];
         if let (Some(security), true) = (&self.security, base == suite) {
             lines.push(format!("{binary} {security} {suite}-security main"));
-        }
-        if sources {
-            lines.push(format!("deb-src [target=Sources signed-by={KEYRING}] {} {suite} main", self.archive));
         }
         lines.join("\n") + "\n"
     }
@@ -238,10 +244,9 @@ mod tests {
     #[test]
     fn backports_have_no_security_suite() {
         let mirrors = Mirrors { archive: "http://a".into(), security: Some("http://s".into()) };
-        let text = mirrors.sources("trixie-backports", true);
+        let text = mirrors.sources("trixie-backports");
         assert!(text.contains("http://a trixie-backports main") && !text.contains("http://s"), "{text}");
-        assert!(text.contains("deb-src [target=Sources"), "{text}");
-        assert!(mirrors.sources("trixie", false).contains("http://s trixie-security main"));
+        assert!(mirrors.sources("trixie").contains("http://s trixie-security main"));
     }
 
     #[test]

@@ -95,12 +95,16 @@ pub(crate) fn messages(command: &mut Command) -> Result<Messages> {
     if status.success() { Ok(seen) } else { Err(Error::new(format!("`{}` failed", exec::describe(command)))) }
 }
 
-/// Builds the project's program and returns its path.
+/// Builds a program of the workspace and returns its path.
+pub(crate) fn build(package: &str, program: &str) -> Result<PathBuf> {
+    let seen = messages(command().args(["build", "--quiet", "--package", package, "--bin", program]))?;
+    let found = seen.executables.into_iter().find(|executable| executable.target == program);
+    found.map(|executable| executable.path).ok_or_else(|| Error::new(format!("cargo built no {program}")))
+}
+
+/// Builds the project's own program.
 pub(crate) fn build_program() -> Result<PathBuf> {
-    let seen =
-        messages(command().args(["build", "--quiet", "--package", "smc-policy", "--bin", "smc-policy"]))?;
-    let found = seen.executables.into_iter().find(|executable| executable.target == "smc-policy");
-    found.map(|executable| executable.path).ok_or_else(|| Error::new("cargo built no smc-policy"))
+    build("smc-policy", "smc-policy")
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 mod apt;
 mod cargo;
+mod demo;
+mod deny;
 mod ebpf;
 mod error;
 mod exec;
@@ -9,6 +11,8 @@ mod files;
 mod lab;
 mod packages;
 mod paths;
+mod shell;
+mod test;
 
 use std::process::ExitCode;
 
@@ -26,6 +30,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Install what the lab needs, or say what is missing
+    Setup,
+    /// Show the main job: real SMC connections on a real kernel, and a policy that makes one of them plain TCP
+    Demo,
+    /// Check everything, on this host and in every kernel of the lab
+    Test(test::Arguments),
     /// Rebuild the committed eBPF objects with the reference builder
     Ebpf {
         /// Change nothing: say whether the committed objects belong to the sources
@@ -49,6 +59,14 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     let cache = Cache::open()?;
     match task {
+        Task::Setup => {
+            packages::ensure(packages::LAB, "the lab")?;
+            println!("everything that the lab needs is installed");
+        }
+        Task::Demo => return Ok(demo::command(&cache)?.into()),
+        Task::Test(arguments) => {
+            return Ok(if test::command(arguments, &cache)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
         Task::Lab(arguments) => return Ok(lab::command(&arguments, &cache)?.into()),
         Task::Ebpf { check: false } => ebpf::write(&cache)?,
         Task::Ebpf { check: true } => match ebpf::check(&cache, std::env::var_os("CI").is_some())? {

@@ -1,6 +1,9 @@
 //! Programs that the lab and the tests need, and the Debian packages that have them.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::{
     error::{Error, Result},
@@ -10,7 +13,7 @@ use crate::{
 /// A program and where it comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
-    /// Name of the executable.
+    /// Name of the executable, or the absolute path of a header file.
     pub(crate) program: &'static str,
     /// Debian package that has it.
     pub(crate) package: &'static str,
@@ -42,18 +45,22 @@ pub(crate) const LAB: &[Need] = &[
     host("xz", "xz-utils"),
     host("tar", "tar"),
     host("gzip", "gzip"),
+    // Rust calls it to link, ours or a dependency's build script to compile.
+    host("cc", "gcc"),
 ];
 
-/// What building a lab kernel needs besides (`cargo xtask lab kernel`): a program and its package, or a header.
+/// What building a lab kernel needs besides (`cargo xtask lab kernel`).
 pub(crate) const KERNEL_BUILD: &[Need] = &[
     host("gcc", "gcc"),
     host("make", "make"),
     host("flex", "flex"),
     host("bison", "bison"),
     host("bc", "bc"),
+    host("perl", "perl"),
     host("pahole", "dwarves"),
-    host("cpio", "cpio"),
     host("objcopy", "binutils"),
+    host("/usr/include/libelf.h", "libelf-dev"),
+    host("/usr/include/openssl/ssl.h", "libssl-dev"),
 ];
 
 impl Need {
@@ -69,7 +76,11 @@ impl Need {
     }
 
     fn is_missing(&self) -> bool {
-        exec::find_program(self.program).is_none()
+        if self.program.starts_with('/') {
+            !Path::new(self.program).exists()
+        } else {
+            exec::find_program(self.program).is_none()
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 
 use super::lock::Builder;
 use crate::{
+    apt::Apt,
     error::{Error, Result},
     exec, files,
     paths::{self, Cache},
@@ -233,10 +234,29 @@ fn library_sources(cache: &Cache) -> Result<PathBuf> {
             }
             return exec::run(Command::new("tar").arg("-xJf").arg(&archive).arg("-C").arg(partial));
         }
-        Err(Error::new(format!("no library sources of {}", wanted()))
-            .next(format!("run `rustup component add rust-src --toolchain {RELEASE}`")))
+        debian_library(cache, partial)
+            .map_err(|e| e.next(format!("or run `rustup component add rust-src --toolchain {RELEASE}`")))
     })?;
     Ok(dir.join("library"))
+}
+
+/// The library's sources from Debian's package of the same rustc: a machine that reaches package registries only gets
+/// them there.
+fn debian_library(cache: &Cache, into: &Path) -> Result<()> {
+    println!("fetching the library sources of rustc {RELEASE} from Debian (once)");
+    let apt = Apt::open(cache, "trixie-backports")?;
+    let versions = apt.versions("rust-src")?;
+    let wanted = format!("{RELEASE}+");
+    let version = versions.iter().find(|version| version.starts_with(&wanted)).ok_or_else(|| {
+        Error::new(format!(
+            "Debian's rust-src is there in the versions {}, not in {RELEASE}",
+            versions.join(", ")
+        ))
+    })?;
+    let whole = into.join("whole");
+    apt.unpack(&format!("rust-src={version}"), &whole)?;
+    files::rename(&whole.join("usr/src").join(format!("rustc-{RELEASE}/library")), &into.join("library"))?;
+    files::remove_tree(&whole)
 }
 
 /// bpf-linker, built against the LLVM library inside the toolchain: no LLVM package is needed, and the LLVM is always

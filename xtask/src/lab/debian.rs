@@ -35,7 +35,7 @@ pub(crate) fn kernel(cache: &Cache, row: &Row, package: &Package) -> Result<Path
     let key = files::sha256(package.modules.join(" ").as_bytes());
     cache.dir(&format!("kernels/{}-{}", row.name, &key[..12]), |partial| {
         println!("fetching Debian's {} kernel (once)", package.suite);
-        let apt = Apt::open(cache, &package.suite, false)?;
+        let apt = Apt::open(cache, &package.suite)?;
         let image = apt
             .depends(&package.package)?
             .into_iter()

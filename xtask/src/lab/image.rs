@@ -59,7 +59,9 @@ pub(crate) fn base(kernel: &Kernel) -> Result<Tree> {
             tree.link(&path, "busybox");
         }
     }
-    tree.host_tree(&format!("lib/modules/{}", kernel.release), &kernel.modules())?;
+    for (from, place) in kernel.module_files()? {
+        tree.host(&place, &from);
+    }
     Ok(tree)
 }
 

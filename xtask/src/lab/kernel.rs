@@ -23,11 +23,18 @@ pub(crate) struct Row {
     pub(crate) name: String,
     /// One line about it.
     pub(crate) about: String,
+    /// Another row whose kernel this is; only what is loaded differs.
+    #[serde(default)]
+    pub(crate) same_as: Option<String>,
     /// SHA-256 of NAME.tar.gz.
+    #[serde(default)]
     pub(crate) sha256: String,
     /// Where it can be got without such an archive.
     #[serde(default)]
     pub(crate) debian: Option<debian::Package>,
+    /// Modules that are left out of the machine.
+    #[serde(default)]
+    pub(crate) without: Vec<String>,
     /// Modules loaded at boot, in this order.
     pub(crate) load: Vec<String>,
     /// Memory of a machine in MiB.
@@ -64,8 +71,23 @@ impl Kernel {
     }
 
     /// The folder of modules and of depmod's tables.
-    pub(crate) fn modules(&self) -> PathBuf {
+    fn modules(&self) -> PathBuf {
         self.dir.join("lib/modules").join(&self.release)
+    }
+
+    /// The files below that folder that belong into a machine, with their places.
+    pub(crate) fn module_files(&self) -> Result<Vec<(PathBuf, String)>> {
+        let dir = self.modules();
+        let is_left_out = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            self.row.without.iter().any(|module| name == format!("{module}.ko"))
+        };
+        let place = |path: PathBuf| {
+            let relative = path.strip_prefix(&dir).unwrap_or(&path).to_string_lossy();
+            let place = format!("lib/modules/{}/{relative}", self.release);
+            (path, place)
+        };
+        Ok(files::walk(&dir)?.into_iter().filter(|path| !is_left_out(path)).map(place).collect())
     }
 }
 
@@ -98,6 +120,10 @@ pub(crate) fn row(name: &str) -> Result<Row> {
 
 /// Makes a kernel ready: from the archive committed or in the shared folder, else from Debian's archive.
 pub(crate) fn ready(row: &Row, cache: &Cache) -> Result<Kernel> {
+    if let Some(same_as) = &row.same_as {
+        let kernel = ready(&self::row(same_as)?, cache)?;
+        return Ok(Kernel { row: row.clone(), ..kernel });
+    }
     let archive_name = format!("{}.tar.gz", row.name);
     let committed = committed().join(&archive_name);
     let shared = paths::shared().join("lab/kernels").join(&archive_name);
@@ -142,18 +168,7 @@ fn unpack(archive: &Path, sha256: &str, into: &Path) -> Result<()> {
         ))
         .next("restore the file or correct tests/kernels/matrix.toml"));
     }
-    // The archives have one folder at the top or none.
-    exec::run(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(into))?;
-    if into.join("bzImage").is_file() {
-        return Ok(());
-    }
-    let entries = std::fs::read_dir(into).map_err(|e| Error::io("read", into, &e))?;
-    let nested = entries.flatten().map(|entry| entry.path()).find(|path| path.join("bzImage").is_file());
-    let nested = nested.ok_or_else(|| Error::new(format!("{} has no bzImage in it", archive.display())))?;
-    for part in ["bzImage", "config", "lib"] {
-        files::rename(&nested.join(part), &into.join(part))?;
-    }
-    files::remove_tree(&nested)
+    exec::run(Command::new("tar").arg("-xzf").arg(archive).arg("-C").arg(into))
 }
 
 /// The version string inside a bzImage (Documentation/arch/x86/boot.rst, field kernel_version).
@@ -183,6 +198,10 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), rows.len());
         for row in rows {
+            if let Some(same_as) = &row.same_as {
+                assert!(super::row(same_as).unwrap().same_as.is_none(), "{}", row.name);
+                continue;
+            }
             assert_eq!(row.sha256.len(), 64, "{}", row.name);
             let archive = committed().join(format!("{}.tar.gz", row.name));
             assert_ne!(

@@ -24,6 +24,7 @@ use crate::{
     error::{Error, Result},
     exec, files,
     packages::Need,
+    shell::quote,
 };
 
 /// Where the job's own files are in the machine, and its working directory.
@@ -194,11 +195,6 @@ impl Machine<'_> {
     }
 }
 
-/// A word for the shell.
-fn quote(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 /// How the emulator's process ended.
 enum Ended {
     /// By itself, with this status and this on standard error.
@@ -338,15 +334,6 @@ fn wait_until_listening(port: u16, over: &AtomicBool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_survive_the_shell() {
-        for word in ["plain", "two words", "it's", "$HOME `x` \"q\" \\"] {
-            let output =
-                exec::capture(Command::new("sh").args(["-c", &format!("printf %s {}", quote(word))]));
-            assert_eq!(output.unwrap(), word);
-        }
-    }
 
     #[test]
     fn a_listening_port_is_noticed() {

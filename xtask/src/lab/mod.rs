@@ -1,5 +1,6 @@
 //! `cargo xtask lab`: real kernels under emulation, with a job in them.
 
+mod build;
 mod console;
 mod cpio;
 mod debian;
@@ -8,13 +9,14 @@ pub(crate) mod kernel;
 pub(crate) mod machine;
 
 use std::{
-    io::Write as _,
+    collections::BTreeMap,
+    io::{IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use self::machine::{JOB_DIR, Job, Machine};
 use crate::{
@@ -26,7 +28,27 @@ use crate::{
 
 /// Arguments of `cargo xtask lab`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
+    #[command(flatten)]
+    run: Run,
+}
+
+/// What can be done besides running a job.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Build a committed kernel again and put it into tests/kernels (10 minutes, 160 MB, 6 GB of disk)
+    Kernel {
+        /// Its name
+        name: String,
+    },
+}
+
+/// Arguments of running a job.
+#[derive(Debug, Args)]
+struct Run {
     /// Kernel to boot; without one, the kernels are listed
     kernel: Option<String>,
     /// Memory in MiB [default: the kernel's row in tests/kernels/matrix.toml]
@@ -49,6 +71,13 @@ pub(crate) struct Arguments {
 
 /// Runs the command and returns the job's exit code.
 pub(crate) fn command(arguments: &Arguments, cache: &Cache) -> Result<u8> {
+    match &arguments.other {
+        Some(Other::Kernel { name }) => build::command(name, cache).map(|()| 0),
+        None => run(&arguments.run, cache),
+    }
+}
+
+fn run(arguments: &Run, cache: &Cache) -> Result<u8> {
     let Some(name) = &arguments.kernel else {
         for row in kernel::matrix()? {
             println!("{:<18} {}", row.name, row.about);
@@ -68,7 +97,12 @@ pub(crate) fn command(arguments: &Arguments, cache: &Cache) -> Result<u8> {
     for path in &arguments.put {
         files.push((path.clone(), in_job_folder(path)?));
     }
-    let mut first = Job { command: arguments.job.clone(), files: files.clone(), ..Job::default() };
+    let mut first = Job {
+        command: arguments.job.clone(),
+        files: files.clone(),
+        environment: terminal(),
+        ..Job::default()
+    };
     if first.command[0].contains('/') {
         let path = PathBuf::from(&first.command[0]);
         let inside = in_job_folder(&path)?;
@@ -86,7 +120,7 @@ pub(crate) fn command(arguments: &Arguments, cache: &Cache) -> Result<u8> {
         None => vec![machine(first).run(&AtomicBool::new(false), &mut |bytes| print(bytes))?],
         Some(script) => {
             let command = ["sh", "-c", script].map(str::to_owned).to_vec();
-            let second = Job { command, files, ..Job::default() };
+            let second = Job { command, files, environment: terminal(), ..Job::default() };
             let (first, second) =
                 machine::pair(machine(first), machine(second), &mut |_, bytes| print(bytes))?;
             vec![first, second]
@@ -109,7 +143,14 @@ fn in_job_folder(path: &Path) -> Result<String> {
     }
 }
 
-fn print(bytes: &[u8]) {
+/// What a job has to know of our terminal: its own is always one, ours may be a file.
+pub(crate) fn terminal() -> BTreeMap<String, String> {
+    let plain = !std::io::stdout().is_terminal();
+    plain.then(|| ("NO_COLOR".to_owned(), "1".to_owned())).into_iter().collect()
+}
+
+/// Passes a job's output on.
+pub(crate) fn print(bytes: &[u8]) {
     let mut stdout = std::io::stdout();
     // A closed pipe is the reader's choice, not an error of the job.
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
