@@ -52,7 +52,15 @@ fn story(policy: &str) -> Result<(), String> {
 
     title("Off again: both are SMC");
     smc_policy(&["detach"], 0)?;
-    connect(&services, [true, true])
+    connect(&services, [true, true])?;
+
+    println!(
+        "\nSeen: without a policy both services spoke SMC; under the policy {} stayed plain TCP and {} kept SMC; \
+         after detach both speak SMC again.",
+        services[1].address(),
+        services[0].address()
+    );
+    Ok(())
 }
 
 fn title(text: &str) {
