@@ -135,10 +135,7 @@ fn run(step: &Step, cache: &Cache, settings: &Settings, suite: &mut Option<Suite
         Step::Deny => Tally::of_check(deny::check(cache)),
         Step::Unit => {
             let packages = ["--workspace", "--exclude", "smc-policy-ebpf", "--exclude", PACKAGE];
-            cargo_test(
-                cargo::command().args(["test", "--no-fail-fast", "--lib", "--bins"]).args(packages),
-                settings,
-            )?
+            cargo_test(cargo::command().args(["test", "--no-fail-fast", "--tests"]).args(packages), settings)?
         }
         Step::Doc => {
             let packages = ["--workspace", "--exclude", "smc-policy-ebpf", "--exclude", "xtask"];
