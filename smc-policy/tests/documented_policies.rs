@@ -1,5 +1,6 @@
 //! The policies that people copy are right: every file of `policies/`, and every example of `docs/policy.md` with the
 //! messages shown there.
+#![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::{
     fs,
