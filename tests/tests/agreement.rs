@@ -32,7 +32,8 @@ fn instance(home: &Home, cells: usize) -> Instance {
 }
 
 fn remove(home: &Home) {
-    smc_policy::kernel::instance::remove_others(&home.bpffs().join("smc-policy"), None).expect("removed");
+    let removed = smc_policy::kernel::instance::remove_others(&home.bpffs().join("smc-policy"), None);
+    assert_eq!((removed.ids.len(), removed.problems), (1, vec![]));
     smc_policy::kernel::instance::remove_empty(&home.bpffs().join("smc-policy"));
 }
 

@@ -77,21 +77,22 @@ pub(super) fn check(files: &[SourceFile]) -> Result<Checked, Vec<Diagnostic>> {
 
 /// As `check`, for verbs that need a usable policy whose tests hold; findings are printed.
 pub(super) fn usable(files: &[SourceFile], out: &mut Output) -> Result<Policy, Failure> {
-    let failed = |exit, message: String| Failure { exit, message };
+    let failed = |exit, message: String, findings: &[Diagnostic]| {
+        report(findings, files, out);
+        let findings = findings.iter().map(|f| f.record(files)).collect();
+        Failure { exit, message, findings }
+    };
     match check(files) {
-        Ok(Checked { policy, warnings, failures }) => {
-            report(&[warnings, failures.clone()].concat(), files, out);
-            if failures.is_empty() {
-                Ok(policy)
-            } else {
-                let n = count(failures.len(), "test");
-                Err(failed(Exit::No, format!("{n} of the policy failed; nothing was changed")))
-            }
+        Ok(Checked { policy, warnings, failures }) if failures.is_empty() => {
+            report(&warnings, files, out);
+            Ok(policy)
         }
-        Err(errors) => {
-            report(&errors, files, out);
-            Err(failed(Exit::Usage, "the policy has errors; nothing was changed".into()))
+        Ok(Checked { warnings, failures, .. }) => {
+            let n = count(failures.len(), "test");
+            let message = format!("{n} of the policy failed; nothing was changed");
+            Err(failed(Exit::No, message, &[warnings, failures].concat()))
         }
+        Err(errors) => Err(failed(Exit::Usage, "the policy has errors; nothing was changed".into(), &errors)),
     }
 }
 

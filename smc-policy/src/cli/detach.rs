@@ -7,7 +7,10 @@ use super::{
     outcome::{Done, Exit},
     output::Output,
 };
-use crate::{kernel::apply as kernel, paths::Paths};
+use crate::{
+    kernel::detach::{self as kernel, Detached},
+    paths::Paths,
+};
 
 #[derive(Debug, Args)]
 pub(super) struct DetachArguments {}
@@ -22,6 +25,12 @@ struct DetachDocument {
 
 pub(super) fn run(paths: &Paths, _: &DetachArguments, out: &mut Output) -> Done {
     let done = kernel::detach(paths, || out.note("waiting for another smc-policy to finish"))?;
+    report(done, out);
+    Ok(Exit::Ok)
+}
+
+/// Says what was done. Shared with `rollback`.
+pub(super) fn report(done: Detached, out: &mut Output) {
     for warning in &done.warnings {
         out.warn(warning);
     }
@@ -40,5 +49,4 @@ pub(super) fn run(paths: &Paths, _: &DetachArguments, out: &mut Output) -> Done 
         removed: done.removed,
         warnings: done.warnings,
     });
-    Ok(Exit::Ok)
 }

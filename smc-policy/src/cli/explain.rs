@@ -17,7 +17,7 @@ use crate::{
     kernel::{instance::Instance, state::State},
     paths::Paths,
     policy::{
-        Explanation, Policy, Question, Slots,
+        Action, Explanation, Policy, Question, Slots, decide,
         explain::{Overall, Region, explain},
         model::direction_name,
     },
@@ -101,8 +101,15 @@ fn explain_reason(code: u32, out: &mut Output) -> Exit {
 struct Judge {
     policy: Policy,
     observe: bool,
-    /// Of what is in force: its generation, whether the files differ, and the kernel's side to ask.
-    in_force: Option<(u64, bool, Instance, Slots)>,
+    in_force: Option<InForce>,
+}
+
+/// Of what is in force: what is needed to ask the kernel as well.
+struct InForce {
+    generation: u64,
+    files_differ: bool,
+    instance: Instance,
+    slots: Slots,
 }
 
 fn explain_peer(
@@ -116,15 +123,6 @@ fn explain_peer(
     if local.is_some_and(|l| l.is_ipv4() != ip.is_ipv4()) {
         return Err(Failure::usage("the peer and --local are of different address families"));
     }
-    let judge = if arguments.policy.is_empty() {
-        match in_force(paths)? {
-            Some(judge) => judge,
-            None => return Ok(nothing_in_force(ip, out)),
-        }
-    } else {
-        let files = sources::read(paths, &arguments.policy)?;
-        Judge { policy: check::usable(&files, out)?, observe: false, in_force: None }
-    };
     let direction = if arguments.inbound { Direction::Inbound } else { Direction::Outbound };
     let question = Question {
         peer: live::address(ip),
@@ -132,102 +130,116 @@ fn explain_peer(
         local: local.map(live::address),
         direction: Some(direction),
     };
-    let answer = explain(&judge.policy, &question);
-    if let Some((_, _, instance, slots)) = &judge.in_force {
-        ask_kernel(instance, slots, &judge.policy, &question, &answer, &arguments.subject)?;
-    }
+    let (judge, answer) = if arguments.policy.is_empty() {
+        by_what_is_in_force(paths, &question, &arguments.subject)?
+    } else {
+        let files = sources::read(paths, &arguments.policy)?;
+        let judge = Judge { policy: check::usable(&files, out)?, observe: false, in_force: None };
+        let answer = explain(&judge.policy, &question);
+        (judge, answer)
+    };
     let only_observed = judge.observe && answer.action != Overall::Allow;
+    let files_differ = judge.in_force.as_ref().is_some_and(|f| f.files_differ);
     out.json(&ExplainDocument {
         peer: ip,
         port,
         local,
         direction: direction_name(direction),
-        judged_by: if judge.in_force.is_some() { "in force" } else { "files" },
-        generation: judge.in_force.as_ref().map(|f| f.0),
+        judged_by: if arguments.policy.is_empty() { "in force" } else { "files" },
+        generation: judge.in_force.as_ref().map(|f| f.generation),
         mode: super::apply::mode_name(judge.observe),
         only_observed,
-        files_differ: judge.in_force.as_ref().is_some_and(|f| f.1),
+        files_differ,
         explanation: &answer,
     });
     out.text(&text(&arguments.subject, direction, &answer, out));
     if only_observed {
         out.text("Observe mode: the connection may negotiate SMC nevertheless.");
     }
-    if judge.in_force.as_ref().is_some_and(|f| f.1) {
-        out.text("Note: the policy files have changed since; this is what is in force. `smc-policy apply` applies them.");
+    if files_differ {
+        out.text("Note: the policy files have changed since; this is what is in force. `smc-policy status` says more.");
     }
     Ok(if answer.action == Overall::Allow { Exit::Ok } else { Exit::No })
 }
 
-/// The policy in force, from its record.
+/// How often an apply may come between reading the record and asking the kernel.
+const TRIES: u32 = 20;
+
+/// Judges by the record of what is in force, and asks the tables in force whether they say the same.
+fn by_what_is_in_force(
+    paths: &Paths,
+    question: &Question,
+    subject: &str,
+) -> Result<(Judge, Explanation), Failure> {
+    for _ in 0..TRIES {
+        let Some(judge) = in_force(paths)? else {
+            let judge = Judge { policy: Policy::default(), observe: false, in_force: None };
+            let answer = Explanation { by: "nothing", ..explain(&judge.policy, question) };
+            return Ok((judge, answer));
+        };
+        let answer = explain(&judge.policy, question);
+        if let Some(in_force) = &judge.in_force
+            && !ask_kernel(in_force, &judge.policy, question, &answer, subject)?
+        {
+            continue;
+        }
+        return Ok((judge, answer));
+    }
+    Err(Failure::new(Exit::Host, "the policy keeps changing; ask again when the applies are over"))
+}
+
+/// The policy in force, from its record. `None`: there is none.
 fn in_force(paths: &Paths) -> Result<Option<Judge>, Failure> {
     let state = State::read(paths)?;
-    let Some(instance) = state.instance else { return Ok(None) };
-    let unrecorded = || Failure {
-        exit: Exit::Host,
-        message: format!(
-            "a policy is in force (generation {}), but {} has no usable record of it: `smc-policy apply` writes it anew",
-            instance.generation(),
-            paths.run.display()
-        ),
-    };
-    let record = state.record.ok_or_else(unrecorded)?;
-    let (policy, slots) = record.policy().ok_or_else(unrecorded)?;
-    let differ = super::status::files_differ(paths, &record);
-    Ok(Some(Judge {
-        policy,
-        observe: record.observe,
-        in_force: Some((record.generation, differ, instance, slots)),
-    }))
-}
-
-fn nothing_in_force(ip: IpAddr, out: &mut Output) -> Exit {
-    #[derive(Serialize)]
-    struct Nothing {
-        peer: IpAddr,
-        action: &'static str,
-        by: &'static str,
-        rule: Option<String>,
+    if let Some(trouble) = state.trouble(paths) {
+        return Err(Failure::new(Exit::Host, trouble));
     }
-    out.json(&Nothing { peer: ip, action: "allow", by: "nothing", rule: None });
-    out.text(&format!(
-        "{}: no policy is in force, every connection may negotiate SMC.",
-        out.paint(Style::Good, "allow")
-    ));
-    Exit::Ok
+    let (Some(instance), Some(record)) = (state.instance, state.record) else { return Ok(None) };
+    let (policy, slots) = record.policy().ok_or_else(|| {
+        Failure::new(
+            Exit::Host,
+            format!(
+                "generation {} was applied by smc-policy {}, and this version does not accept its policy: \
+                 `smc-policy apply` another, or use that version",
+                record.generation, record.tool
+            ),
+        )
+    })?;
+    let files_differ = super::status::files_differ(paths, &record);
+    let in_force = InForce { generation: record.generation, files_differ, instance, slots };
+    Ok(Some(Judge { policy, observe: record.observe, in_force: Some(in_force) }))
 }
 
-/// The tables in force must say the same as the recorded rules, region by region.
+/// The tables in force must say the same as the recorded rules, region by region. False: another generation is in force
+/// now, and says nothing about this one.
 fn ask_kernel(
-    instance: &Instance,
-    slots: &Slots,
+    in_force: &InForce,
     policy: &Policy,
     question: &Question,
     answer: &Explanation,
     subject: &str,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
+    let InForce { generation, instance, slots, .. } = in_force;
     let queries: Vec<_> = answer.regions.iter().filter_map(|r| sample(r, question)).collect();
-    let before = instance.generation();
     let answers = instance.query().ask(&queries)?;
-    if instance.generation() != before {
-        // An apply came in between: the answers are of another policy than the record.
-        return Err(Failure { exit: Exit::Host, message: "the policy changed just now; ask again".into() });
+    if instance.generation() != *generation {
+        return Ok(false);
     }
     for (query, kernel) in queries.iter().zip(answers) {
-        let decision = crate::policy::decide(policy, query);
-        let expected = (decision.action == crate::policy::Action::Allow, slots.of(decision.by));
+        let decision = decide(policy, query);
+        let expected = (decision.action == Action::Allow, slots.of(decision.by));
         if kernel.map(|(allow, slot)| (allow, Some(slot))) != Some(expected) {
-            return Err(Failure {
-                exit: Exit::Host,
-                message: format!(
-                    "the kernel's tables and the record of the policy in force disagree about {} ({kernel:?} against \
-                     {expected:?}); this is a defect: `smc-policy apply` loads them anew, please report it",
-                    subject
+            return Err(Failure::new(
+                Exit::Host,
+                format!(
+                    "the kernel's tables and the record of the policy in force disagree about {subject} \
+                     ({kernel:?} against {expected:?}); this is a defect: `smc-policy detach` and `apply` load them \
+                     anew, please report it"
                 ),
-            });
+            ));
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// A connection of a region.
@@ -257,7 +269,9 @@ fn text(subject: &str, direction: Direction, answer: &Explanation, out: &Output)
         Overall::Deny => lines.push_str(" stays plain TCP\n"),
         Overall::Mixed => lines.push_str(": it depends\n"),
     }
-    if answer.regions.len() == 1 {
+    if answer.by == "nothing" {
+        lines.push_str("  no policy is in force\n");
+    } else if answer.regions.len() == 1 {
         lines.push_str(&format!(
             "  by {}\n",
             by(answer.by, answer.rule.as_deref(), answer.file.as_deref(), answer.line)

@@ -8,6 +8,7 @@ use crate::paths::Paths;
 
 mod apply;
 mod check;
+mod confirm;
 mod detach;
 mod explain;
 mod live;
@@ -76,9 +77,9 @@ pub fn run(arguments: Arguments) -> ExitCode {
     };
     let exit = match result {
         Ok(exit) => exit,
-        Err(Failure { exit, message }) => {
-            out.fail(exit, &message);
-            exit
+        Err(failure) => {
+            out.fail(&failure);
+            failure.exit
         }
     };
     exit.into()

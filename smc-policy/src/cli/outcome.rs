@@ -6,8 +6,9 @@ use crate::{
     kernel::{
         apply::ApplyError,
         error::{Fault, KernelError},
+        rollback::RollbackError,
     },
-    policy::CompileError,
+    policy::{CompileError, Record},
 };
 
 /// The exit codes (also in `--help` and docs/operations.md).
@@ -38,12 +39,19 @@ pub(super) struct Failure {
     pub(super) exit: Exit,
     /// What to say on standard error.
     pub(super) message: String,
+    /// Findings about the policy files, for `--json`; printed already for people.
+    pub(super) findings: Vec<Record>,
 }
 
 impl Failure {
     /// Usage, policy or configuration error.
     pub(super) fn usage(message: impl Into<String>) -> Self {
-        Self { exit: Exit::Usage, message: message.into() }
+        Self::new(Exit::Usage, message)
+    }
+
+    /// With a given exit code.
+    pub(super) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into(), findings: Vec::new() }
     }
 }
 
@@ -53,7 +61,7 @@ impl From<KernelError> for Failure {
             Fault::Host => Exit::Host,
             Fault::Permission => Exit::Permission,
         };
-        Self { exit, message: e.to_string() }
+        Self::new(exit, e.to_string())
     }
 }
 
@@ -68,6 +76,17 @@ impl From<ApplyError> for Failure {
         match e {
             ApplyError::Kernel(e) => e.into(),
             ApplyError::Compile(e) => e.into(),
+            ApplyError::Waiting { .. } => Self::new(Exit::No, e.to_string()),
+            ApplyError::NoWayBack(_) => Self::new(Exit::Host, e.to_string()),
+        }
+    }
+}
+
+impl From<RollbackError> for Failure {
+    fn from(e: RollbackError) -> Self {
+        match e {
+            RollbackError::Apply(e) => e.into(),
+            RollbackError::Nothing(_) | RollbackError::Unreadable(_) => Self::usage(e.to_string()),
         }
     }
 }

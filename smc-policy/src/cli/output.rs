@@ -7,7 +7,8 @@ use std::{
 
 use serde::Serialize;
 
-use super::outcome::Exit;
+use super::outcome::Failure;
+use crate::policy::Record;
 
 /// Version of every JSON document.
 const JSON_VERSION: u32 = 1;
@@ -46,6 +47,7 @@ struct Document<'a, T> {
 struct ErrorDocument<'a> {
     error: &'a str,
     exit: u8,
+    findings: &'a [Record],
 }
 
 impl Output {
@@ -105,12 +107,11 @@ impl Output {
     }
 
     /// The verb failed: one message, and the same as JSON where that was asked for.
-    pub(super) fn fail(&mut self, exit: Exit, message: &str) {
+    pub(super) fn fail(&mut self, failure: &Failure) {
         let word = if self.colour_err { paint(Style::Bad, "error") } else { "error".to_owned() };
-        if !message.is_empty() {
-            self.note(&format!("{word}: {message}"));
-            self.json(&ErrorDocument { error: message, exit: exit as u8 });
-        }
+        let Failure { exit, message, findings } = failure;
+        self.note(&format!("{word}: {message}"));
+        self.json(&ErrorDocument { error: message, exit: *exit as u8, findings });
     }
 }
 

@@ -16,10 +16,11 @@ use crate::{
         capability,
         hs_ctrl::{self, Selected},
         instance::Instance,
-        object,
+        namespace, object,
         record::{self, Record},
         release,
         state::State,
+        unconfirmed,
     },
     paths::Paths,
     policy::{Action, Policy, Slots},
@@ -40,6 +41,8 @@ struct StatusDocument {
     age_seconds: Option<u64>,
     digest: Option<String>,
     tool: Option<String>,
+    /// It waits for confirmation: seconds until the old policy returns.
+    unconfirmed_seconds_left: Option<u64>,
     table_bytes: Option<u64>,
     counters: Option<CountersDocument>,
     defaults: Vec<DefaultDocument>,
@@ -78,7 +81,8 @@ struct DefaultDocument {
 
 #[derive(Debug, Serialize)]
 struct NamespaceDocument {
-    name: &'static str,
+    /// `net:[inode]`, as /proc/PID/ns/net shows it.
+    name: String,
     hs_ctrl: String,
 }
 
@@ -91,40 +95,31 @@ pub(super) fn run(paths: &Paths, _: &StatusArguments, out: &mut Output) -> Done 
     Ok(if document.ok { Exit::Ok } else { Exit::No })
 }
 
-/// Do the files that the policy in force was read from say something else now?
-pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
+/// What differs between the policy in force and the files it was read from, with the command that applies them.
+fn drift(paths: &Paths, record: &Record) -> Option<String> {
+    let origin: Vec<_> = record.origin.iter().map(|p| format!(" {}", p.display())).collect();
+    let apply = format!("`smc-policy apply{}`", origin.concat());
     match sources::read(paths, &record.origin) {
-        Ok(now) => record::digest(&now) != record.digest,
-        Err(_) => true,
+        Ok(now) if record::digest(&now) == record.digest => None,
+        Ok(_) => Some(format!("the policy files differ from what is in force: {apply}")),
+        Err(e) => Some(format!("the policy files cannot be compared with what is in force: {}", e.message)),
     }
 }
 
+/// Do the files that the policy in force was read from say something else now?
+pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
+    drift(paths, record).is_some()
+}
+
 fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure> {
-    let mut findings = Vec::new();
+    let mut findings: Vec<String> = state.trouble(paths).into_iter().collect();
     let selected = match &state.selected {
         Selected::None => String::new(),
         Selected::Ours(id) => hs_ctrl::name(id),
         Selected::Foreign(name) => name.clone(),
     };
-    match (&state.selected, &state.instance, &state.record) {
-        (Selected::None, _, _) => findings.push("no policy is in force: `smc-policy apply`".to_owned()),
-        (Selected::Foreign(name), _, _) => {
-            findings.push(format!("net.smc.hs_ctrl is '{name}', which is not smc-policy's"));
-        }
-        (Selected::Ours(_), None, _) => findings.push(format!(
-            "{selected} decides, but its pins in {} are gone: `smc-policy apply` loads it anew",
-            paths.pins().display()
-        )),
-        (Selected::Ours(_), Some(i), None) => findings.push(format!(
-            "generation {} is in force, but {} has no usable record of it: `smc-policy apply` writes it anew",
-            i.generation(),
-            paths.run.display()
-        )),
-        (Selected::Ours(_), Some(_), Some(record)) => {
-            if files_differ(paths, record) {
-                findings.push("the policy files differ from what is in force: `smc-policy apply`".to_owned());
-            }
-        }
+    if state.selected == Selected::None {
+        findings.push("no policy is in force: `smc-policy apply`".to_owned());
     }
     if let Some(instance) = &state.instance
         && instance.info().object != object::object_id()
@@ -133,12 +128,32 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             "other programs than this version's are loaded: `smc-policy apply` replaces them".to_owned(),
         );
     }
+    let unconfirmed = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
+    if let Some(record) = &state.record {
+        findings.extend(drift(paths, record));
+    }
+    if unconfirmed.as_ref().is_some_and(|u| u.seconds_left() == 0) {
+        findings.push(
+            "the policy in force was never confirmed, and the process that would have returned to the old one is gone: \
+             `smc-policy rollback` returns, the same `smc-policy apply` confirms"
+                .to_owned(),
+        );
+    }
     let left = state.unselected(paths)?;
     if !left.is_empty() {
         findings.push(format!(
             "loaded but not selected: {} (net.smc.hs_ctrl was cleared, or a process was killed): \
              `smc-policy apply` or `smc-policy detach`",
             left.join(", ")
+        ));
+    }
+    let unknown = state.unknown_registrations(paths)?;
+    if !unknown.is_empty() {
+        findings.push(format!(
+            "registered with the kernel, but pinned nowhere in {}: {} (its pins were lost, or an smc-policy with other \
+             folders uses it)",
+            paths.pins().display(),
+            unknown.join(", ")
         ));
     }
     let mut document = StatusDocument {
@@ -151,11 +166,15 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         age_seconds: state.record.as_ref().map(|r| record::unix_now().saturating_sub(r.applied_at)),
         digest: state.record.as_ref().map(|r| r.digest.clone()),
         tool: state.record.as_ref().map(|r| r.tool.clone()),
+        unconfirmed_seconds_left: unconfirmed.map(|u| u.seconds_left()),
         table_bytes: state.instance.as_ref().map(|i| u64::from(i.info().sizes.cells) * 16),
         counters: None,
         defaults: Vec::new(),
         rules: Vec::new(),
-        namespaces: vec![NamespaceDocument { name: "host", hs_ctrl: selected }],
+        namespaces: vec![NamespaceDocument {
+            name: format!("net:[{}]", namespace::current()?),
+            hs_ctrl: selected,
+        }],
         findings,
     };
     if let Some(instance) = &state.instance {
@@ -214,9 +233,13 @@ fn text(d: &StatusDocument, out: &Output) -> String {
     fact("mode", d.mode.map(str::to_owned));
     let age = d.age_seconds.map(|s| format!(", applied {} ago", duration(s))).unwrap_or_default();
     fact("generation", d.generation.map(|g| format!("{g}{age}")));
+    fact(
+        "unconfirmed",
+        d.unconfirmed_seconds_left.map(|s| format!("the policy before returns in {}", duration(s))),
+    );
     for namespace in &d.namespaces {
         let selected = if namespace.hs_ctrl.is_empty() { "nothing selected" } else { &namespace.hs_ctrl };
-        fact("namespaces", Some(format!("{} ({selected})", namespace.name)));
+        fact("namespace", Some(format!("{} ({selected})", namespace.name)));
     }
     fact("tables", d.table_bytes.map(bytes));
     fact(

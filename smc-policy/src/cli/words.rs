@@ -52,6 +52,13 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     if seconds == 0 { Err("it must be at least a second".into()) } else { Ok(Duration::from_secs(seconds)) }
 }
 
+/// As [`parse_duration`], for a time in which a person is to answer.
+pub(super) fn parse_patience(text: &str) -> Result<Duration, String> {
+    const LONGEST: u64 = 7 * 86_400;
+    let time = parse_duration(text)?;
+    if time.as_secs() > LONGEST { Err("it must be at most 7 d".into()) } else { Ok(time) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +77,13 @@ mod tests {
         for bad in ["", "s", "5x", "-1s", "1.5h", "0", "99999999999999999999d", "18446744073709551615d"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn patience_ends() {
+        assert!(parse_patience("7d").is_ok());
+        assert!(parse_patience("8d").is_err());
+        assert!(parse_patience("18446744073709551615").is_err());
     }
 
     #[test]

@@ -1,23 +1,25 @@
-//! Puts a policy in force, and takes it away.
+//! Puts a policy in force.
 //!
 //! Every change is one store: of the generation number when the instance in force can hold the policy, of the
 //! namespace's choice of instance otherwise. A replacement has two phases: the new instance is first given the policy
 //! *in force* and selected (both instances decide alike), then the new policy is one store like any other. Killed
 //! anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
 
-use std::{fs, io, path::PathBuf};
+use std::path::PathBuf;
 
 use super::{
     barrier::wait_for_programs,
     capability,
-    error::{Doing, KernelError},
+    error::KernelError,
     hs_ctrl::{self, KernelTypes, Selected},
     instance::{self, Instance},
-    lock,
+    lock::{self, Lock},
     object::{self, Sizes},
     record::{self, Record},
+    replaced,
     state::State,
     store,
+    unconfirmed::{self, Unconfirmed},
 };
 use crate::{
     paths::Paths,
@@ -37,6 +39,10 @@ pub struct Request<'a> {
     pub observe: bool,
     /// Take over from a foreign smc_hs_ctrl.
     pub replace_foreign: bool,
+    /// Random; tells this apply from every other.
+    pub token: &'a str,
+    /// It waits for confirmation until then, seconds since 1970.
+    pub unconfirmed_until: Option<u64>,
 }
 
 /// How it came into force.
@@ -44,6 +50,8 @@ pub struct Request<'a> {
 pub enum Change {
     /// It was in force already.
     None,
+    /// It was in force already, waiting for confirmation; it no longer does.
+    Confirmed,
     /// The first policy since start or `detach`.
     First,
     /// One store of the generation.
@@ -74,10 +82,22 @@ pub enum ApplyError {
     /// The policy needs too much.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// `--confirm` for a policy that is in force and waits already.
+    #[error(
+        "this policy is in force and waits for confirmation: what was in force before returns in {seconds} s, unless \
+         Enter is pressed there, or the same `smc-policy apply` is given without --confirm"
+    )]
+    Waiting {
+        /// Until the old policy returns.
+        seconds: u64,
+    },
+    /// `--confirm` where what is in force cannot be returned to.
+    #[error("--confirm needs something to return to: {0}")]
+    NoWayBack(String),
 }
 
 /// A compiled policy with the slots it counts in.
-struct Compiled {
+pub(super) struct Compiled {
     tables: Tables,
     slots: Slots,
     fresh: Vec<u32>,
@@ -90,14 +110,15 @@ impl Compiled {
     }
 
     fn needs(&self) -> Sizes {
-        let slots =
-            self.slots.rules.iter().copied().chain([self.slots.default_outbound, self.slots.default_inbound]);
+        let defaults = [self.slots.default_outbound, self.slots.default_inbound];
+        let slots = self.slots.rules.iter().copied().chain(defaults);
         Sizes { cells: self.tables.cells.len() as u32, slots: slots.max().unwrap_or(0) + 1 }
     }
 }
 
-/// Cells and slots of a new instance: room to grow, and no less than a page.
-fn room_for(needs: Sizes) -> Sizes {
+/// Cells and slots of a new instance that is to hold a policy which needs `needs`: room to grow, and no less than a
+/// page.
+pub fn room_for(needs: Sizes) -> Sizes {
     Sizes {
         cells: needs.cells.next_power_of_two().max(512),
         slots: (needs.slots + needs.slots / 4).next_power_of_two().max(64),
@@ -107,9 +128,12 @@ fn room_for(needs: Sizes) -> Sizes {
 /// Tables this much larger than needed are replaced by smaller ones: 4 MiB and eight times too large.
 const WASTEFUL_CELLS: u32 = 1 << 19;
 
+fn is_wasteful(have: Sizes, needs: Sizes) -> bool {
+    have.cells >= WASTEFUL_CELLS && have.cells / 8 > needs.cells
+}
+
 fn fits(have: Sizes, needs: Sizes) -> bool {
-    let wasteful = have.cells >= WASTEFUL_CELLS && have.cells / 8 > needs.cells;
-    have.cells >= needs.cells && have.slots >= needs.slots && !wasteful
+    have.cells >= needs.cells && have.slots >= needs.slots
 }
 
 /// Puts a policy in force. `waiting` is called once if another process holds the lock.
@@ -120,22 +144,46 @@ pub fn apply(paths: &Paths, request: &Request<'_>, waiting: impl FnOnce()) -> Re
     capability::require("putting a policy in force")?;
     // Before the lock and the work: is there anything to apply it to? And compile without the lock.
     let early = State::read(paths)?;
-    hs_ctrl::check_writable()?;
-    let mut compiled = Compiled::new(request, early.record.as_ref())?;
-    let _lock = lock::take(&paths.lock(), waiting)?;
+    let compiled = Compiled::new(request, early.record.as_ref())?;
+    let lock = lock::take(&paths.lock(), waiting)?;
+    locked(paths, request, Some((early.record, compiled)), &lock)
+}
+
+/// [`apply`] under the lock. `early`: compiled before, for what was in force then.
+///
+/// # Errors
+/// As [`apply`].
+pub(super) fn locked(
+    paths: &Paths,
+    request: &Request<'_>,
+    early: Option<(Option<Record>, Compiled)>,
+    _lock: &Lock,
+) -> Result<Outcome, ApplyError> {
     let state = State::read(paths)?;
-    if state.record != early.record {
-        compiled = Compiled::new(request, state.record.as_ref())?;
+    hs_ctrl::check_writable()?;
+    instance::refuse_other_namespaces(&paths.pins())?;
+    if let Selected::Foreign(name) = &state.selected
+        && !request.replace_foreign
+    {
+        return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
     }
-    if let Selected::Foreign(name) = &state.selected {
-        if !request.replace_foreign {
-            return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
-        }
-        write_replaced(paths, name)?;
-    }
-    let mut apply = Apply { paths, request, warnings: Vec::new() };
+    let compiled = match early {
+        Some((record, compiled)) if record == state.record => compiled,
+        _ => Compiled::new(request, state.record.as_ref())?,
+    };
+    let mut apply = Apply { paths, request, selected: state.selected.clone(), warnings: Vec::new() };
     apply.recover(&state);
-    match apply.run(state, &compiled) {
+    // A file that cannot be read keeps nothing waiting.
+    let waits = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
+    if request.unconfirmed_until.is_some() {
+        if let Some(waits) = waits.as_ref().filter(|_| apply.is_in_force(&state)) {
+            return Err(ApplyError::Waiting { seconds: waits.seconds_left() });
+        }
+        if let Some(trouble) = state.trouble(paths) {
+            return Err(ApplyError::NoWayBack(trouble));
+        }
+    }
+    match apply.run(state, &compiled, waits) {
         Ok(outcome) => Ok(outcome),
         Err(e) => {
             clean_up(paths);
@@ -148,72 +196,115 @@ pub fn apply(paths: &Paths, request: &Request<'_>, waiting: impl FnOnce()) -> Re
 /// of this would, and the next apply does the same again.
 fn clean_up(paths: &Paths) {
     let Ok(state) = State::read(paths) else { return };
-    if let Selected::Foreign(_) = state.selected {
-        let _ = fs::remove_file(paths.run.join(REPLACED));
+    if !matches!(state.selected, Selected::Ours(_)) {
+        let _ = replaced::forget(&paths.run);
     }
-    let keep = state.instance.as_ref().map(Instance::id);
-    let _ = instance::remove_others(&paths.pins(), keep);
+    instance::remove_others(&paths.pins(), state.instance.as_ref().map(Instance::id));
     let _ = store::recover(&paths.state, state.record.as_ref());
+    if unconfirmed::read(&paths.run, state.record.as_ref()).is_ok_and(|u| u.is_none()) {
+        let _ = unconfirmed::clear(&paths.run);
+    }
     record::prune(&paths.run, state.record.map(|r| r.generation));
 }
-
-/// In the run folder: the foreign name that `--replace` took over from.
-const REPLACED: &str = "replaced";
 
 struct Apply<'a> {
     paths: &'a Paths,
     request: &'a Request<'a>,
+    /// What was selected when the work began.
+    selected: Selected,
     warnings: Vec<String>,
 }
 
 impl Apply<'_> {
     fn recover(&mut self, state: &State) {
-        if let Err(e) = store::recover(&self.paths.state, state.record.as_ref()) {
+        let recovered = store::recover(&self.paths.state, state.record.as_ref());
+        self.warn(recovered);
+    }
+
+    fn warn(&mut self, result: Result<(), KernelError>) {
+        if let Err(e) = result {
             self.warnings.push(e.to_string());
         }
     }
 
-    fn run(&mut self, state: State, compiled: &Compiled) -> Result<Outcome, KernelError> {
-        let State { instance, record: before, selected } = state;
-        let current_programs = |i: &Instance| i.info().object == object::object_id();
-        let done = |generation, change, warnings: &mut Vec<String>, before| {
-            Ok(Outcome { generation, change, before, warnings: std::mem::take(warnings) })
-        };
-        match (instance, before) {
+    /// Is it the policy in force?
+    fn is_in_force(&self, state: &State) -> bool {
+        state.record.as_ref().is_some_and(|r| {
+            r.digest == record::digest(self.request.sources) && r.observe == self.request.observe
+        })
+    }
+
+    fn run(
+        &mut self,
+        state: State,
+        compiled: &Compiled,
+        waits: Option<Unconfirmed>,
+    ) -> Result<Outcome, KernelError> {
+        let same = self.is_in_force(&state);
+        let (generation, change, before) = match (state.instance, state.record) {
             (Some(instance), Some(before)) => {
-                let in_place = current_programs(&instance) && fits(instance.info().sizes, compiled.needs());
-                let same = before.digest == record::digest(self.request.sources)
-                    && before.observe == self.request.observe;
-                if in_place && same {
-                    self.tidy(&instance, None)?;
-                    return done(before.generation, Change::None, &mut self.warnings, Some(before));
+                let (sizes, needs) = (instance.info().sizes, compiled.needs());
+                let current = instance.info().object == object::object_id();
+                let wasteful = is_wasteful(sizes, needs);
+                if current && fits(sizes, needs) && !wasteful {
+                    if same {
+                        let change = self.keep(&instance, &before, waits.is_some());
+                        (before.generation, change, Some(before))
+                    } else {
+                        let generation = self.switch(&instance, &before, compiled)?;
+                        self.tidy(&instance, None);
+                        (generation, Change::Switched, Some(before))
+                    }
+                } else {
+                    let generation = match before.policy().filter(|_| !wasteful) {
+                        Some((policy, slots)) => {
+                            self.replace(&instance, &before, &policy, &slots, compiled)?
+                        }
+                        // Smaller tables, or another version's record: one switch of the namespace is as whole as two
+                        // phases.
+                        None => self.start(Some((&instance, &before)), compiled)?,
+                    };
+                    (generation, Change::Replaced, Some(before))
                 }
-                if in_place {
-                    let generation = self.switch(&instance, &before, compiled)?;
-                    self.tidy(&instance, None)?;
-                    return done(generation, Change::Switched, &mut self.warnings, Some(before));
-                }
-                let generation = match before.policy() {
-                    Some((policy, slots)) => self.replace(&instance, &before, &policy, &slots, compiled)?,
-                    // Another version's record: one switch of the namespace is as whole as two phases.
-                    None => self.start(Some(before.generation), Some(instance.id()), compiled)?,
-                };
-                done(generation, Change::Replaced, &mut self.warnings, Some(before))
             }
             (instance, before) => {
                 let change = if instance.is_some() { Change::Replaced } else { Change::First };
-                let old = match &selected {
-                    Selected::Ours(id) => Some(id.as_str()),
-                    _ => None,
-                };
-                let generation = self.start(instance.map(|i| i.generation()), old, compiled)?;
-                done(generation, change, &mut self.warnings, before)
+                (self.start(None, compiled)?, change, before)
             }
+        };
+        Ok(Outcome { generation, change, before, warnings: std::mem::take(&mut self.warnings) })
+    }
+
+    /// The policy is in force already: what does not change the kernel may still be wrong.
+    fn keep(&mut self, instance: &Instance, before: &Record, waits: bool) -> Change {
+        if before.origin != self.request.origin {
+            let record = Record { origin: self.request.origin.to_owned(), ..before.clone() };
+            let written = record::write(&record::path_of(&self.paths.run, record.generation), &record);
+            self.warn(written);
         }
+        let healed = store::heal(&self.paths.state, before);
+        self.warn(healed);
+        self.tidy(instance, None);
+        if !waits {
+            return Change::None;
+        }
+        let cleared = unconfirmed::clear(&self.paths.run);
+        self.warn(cleared);
+        Change::Confirmed
     }
 
     fn create(&self, needs: Sizes) -> Result<Instance, KernelError> {
         Instance::create(&self.paths.pins(), room_for(needs), Some(&KernelTypes::read()?))
+    }
+
+    /// Makes a new instance the namespace's choice; a foreign one it replaces is noted first.
+    fn select(&mut self, new: &Instance) -> Result<(), KernelError> {
+        match &self.selected {
+            Selected::Foreign(name) => replaced::note(&self.paths.run, name)?,
+            Selected::None => replaced::forget(&self.paths.run)?,
+            Selected::Ours(_) => {}
+        }
+        hs_ctrl::select_if_unchanged(&hs_ctrl::name(new.id()), &self.selected)
     }
 
     /// One store on an instance that holds the policy in force.
@@ -230,7 +321,7 @@ impl Apply<'_> {
             instance.clear_slot(*slot)?;
         }
         instance.fill(generation, &compiled.tables.cells)?;
-        self.record(generation, compiled)?;
+        self.record(generation, Some(before), compiled)?;
         wait_for_programs()?;
         instance.switch(generation);
         self.settle();
@@ -246,8 +337,10 @@ impl Apply<'_> {
         slots: &Slots,
         compiled: &Compiled,
     ) -> Result<u64, KernelError> {
-        let old_tables = compile(policy, slots, before.observe)
-            .map_err(|e| KernelError::Object(format!("the policy in force no longer compiles: {e}")))?;
+        let Ok(old_tables) = compile(policy, slots, before.observe) else {
+            // This version refuses what another accepted.
+            return self.start(Some((old, before)), compiled);
+        };
         let needs = compiled.needs();
         let needs = Sizes {
             cells: needs.cells.max(old_tables.cells.len() as u32),
@@ -257,41 +350,69 @@ impl Apply<'_> {
         new.fill(before.generation, &old_tables.cells)?;
         new.switch(before.generation);
         new.complete(&self.paths.pins())?;
-        hs_ctrl::select(&hs_ctrl::name(new.id()))?;
-        // From here on the old instance decides nothing: its counters stand still.
-        wait_for_programs()?;
-        for slot in before.slots() {
-            new.set_carried(slot, old.counters(slot)?)?;
-        }
+        self.select(&new)?;
+        self.carry(old, before.slots(), &new);
         let generation = self.switch(&new, before, compiled)?;
-        self.tidy(&new, Some(old.id()))?;
+        self.tidy(&new, Some(old.id()));
         Ok(generation)
     }
 
     /// A new instance with the new policy; the namespace's choice is the one store.
-    fn start(
-        &mut self,
-        after: Option<u64>,
-        old: Option<&str>,
-        compiled: &Compiled,
-    ) -> Result<u64, KernelError> {
+    fn start(&mut self, old: Option<(&Instance, &Record)>, compiled: &Compiled) -> Result<u64, KernelError> {
         // Above every number that is or was in force: a record left over must not be taken for this generation's.
-        let generation = record::recorded(&self.paths.run).into_iter().chain(after).max().unwrap_or(0) + 1;
+        let in_force = old.map(|(_, record)| record.generation);
+        let generation = record::highest(&self.paths.run).max(in_force).unwrap_or(0) + 1;
         let new = self.create(compiled.needs())?;
         new.fill(generation, &compiled.tables.cells)?;
         new.switch(generation);
-        self.record(generation, compiled)?;
+        self.record(generation, old.map(|(_, record)| record), compiled)?;
         new.complete(&self.paths.pins())?;
-        hs_ctrl::select(&hs_ctrl::name(new.id()))?;
+        self.select(&new)?;
         self.settle();
-        self.tidy(&new, old)?;
+        if let Some((old, _)) = old {
+            let kept = compiled.slots.rules.iter().copied().filter(|slot| !compiled.fresh.contains(slot));
+            let defaults = [compiled.slots.default_outbound, compiled.slots.default_inbound];
+            self.carry(old, kept.chain(defaults), &new);
+        }
+        let old = match &self.selected {
+            Selected::Ours(id) => Some(id.clone()),
+            _ => None,
+        };
+        self.tidy(&new, old.as_deref());
         Ok(generation)
     }
 
+    /// Takes over what a replaced instance had counted.
+    fn carry(&mut self, old: &Instance, slots: impl Iterator<Item = u32>, new: &Instance) {
+        let carried = (|| {
+            // From here on the old instance decides nothing: its counters stand still.
+            wait_for_programs()?;
+            for slot in slots {
+                new.set_carried(slot, old.counters(slot)?)?;
+            }
+            new.set_carried_stat(old.instance_counters()?)
+        })();
+        self.warn(carried);
+    }
+
     /// Says on disk what the next store puts in force.
-    fn record(&mut self, generation: u64, compiled: &Compiled) -> Result<(), KernelError> {
+    fn record(
+        &mut self,
+        generation: u64,
+        before: Option<&Record>,
+        compiled: &Compiled,
+    ) -> Result<(), KernelError> {
+        let run = &self.paths.run;
         let record = Record::new(generation, self.request, &compiled.slots);
-        record::write(&record::path_of(&self.paths.run, generation), &record)?;
+        record::write(&record::path_of(run, generation), &record)?;
+        match self.request.unconfirmed_until {
+            Some(until) => {
+                let token = record.token.clone();
+                unconfirmed::write(run, &Unconfirmed { token, until, before: before.cloned() })?;
+            }
+            // What waits belongs to the old policy: it is over with it.
+            None => unconfirmed::clear(run)?,
+        }
         if let Err(e) = store::announce(&self.paths.state, &record) {
             self.warnings
                 .push(format!("{e}: the policy will be in force now, but not be kept for the next boot"));
@@ -300,104 +421,21 @@ impl Apply<'_> {
     }
 
     fn settle(&mut self) {
-        if let Err(e) = store::settle(&self.paths.state) {
-            self.warnings.push(e.to_string());
-        }
+        let settled = store::settle(&self.paths.state);
+        self.warn(settled);
     }
 
-    /// Removes what is not in force any more.
-    fn tidy(&mut self, keep: &Instance, old: Option<&str>) -> Result<(), KernelError> {
+    /// Removes what is not in force any more. The policy is in force: what stays behind is no failure.
+    fn tidy(&mut self, keep: &Instance, old: Option<&str>) {
         record::prune(&self.paths.run, Some(keep.generation()));
-        let removed = instance::remove_others(&self.paths.pins(), Some(keep.id()))?;
+        let removed = instance::remove_others(&self.paths.pins(), Some(keep.id()));
+        self.warnings.extend(removed.problems);
         // An instance whose pins are gone (bpffs mounted anew) has no folder to be found by.
-        match old {
-            Some(old) if !removed.iter().any(|id| id == old) => unregister_by_id(old),
-            _ => Ok(()),
+        if let Some(old) = old.filter(|old| !removed.ids.iter().any(|id| id == old)) {
+            let unregistered = hs_ctrl::unregister_by_id(old);
+            self.warn(unregistered);
         }
     }
-}
-
-fn unregister_by_id(id: &str) -> Result<(), KernelError> {
-    use std::os::fd::AsFd;
-    for (found, registration) in hs_ctrl::registrations()? {
-        if found == id {
-            hs_ctrl::unregister(registration.as_fd())?;
-        }
-    }
-    Ok(())
-}
-
-/// The foreign name that `--replace` took over from, so that `detach` can restore it.
-fn write_replaced(paths: &Paths, name: &str) -> Result<(), KernelError> {
-    let path = paths.run.join(REPLACED);
-    record::write_beside(&path, name.as_bytes()).doing(|| format!("write {}", path.display()))
-}
-
-/// What `detach` did.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Detached {
-    /// A policy was in force.
-    pub was_in_force: bool,
-    /// The foreign smc_hs_ctrl that was selected again.
-    pub restored: Option<String>,
-    /// Instances removed.
-    pub removed: Vec<String>,
-    /// What did not work.
-    pub warnings: Vec<String>,
-}
-
-/// Takes the policy away: every connection negotiates as without the tool. Needs no file that can be read.
-///
-/// # Errors
-/// [`KernelError`].
-pub fn detach(paths: &Paths, waiting: impl FnOnce()) -> Result<Detached, KernelError> {
-    capability::require("removing the policy")?;
-    let _lock = lock::take(&paths.lock(), waiting)?;
-    let mut done = Detached::default();
-    // Without SMC nothing can be selected, but pins may be left.
-    let selected = hs_ctrl::selected().unwrap_or(Selected::None);
-    if let Selected::Ours(id) = &selected {
-        done.was_in_force = true;
-        // An orphan that some namespace goes on with must change nothing.
-        match allow_all(paths, id) {
-            Ok(()) => {}
-            Err(e) => done.warnings.push(e.to_string()),
-        }
-        let path = paths.run.join(REPLACED);
-        match fs::read_to_string(&path) {
-            Ok(name) => match hs_ctrl::select(&name) {
-                Ok(()) => done.restored = Some(name),
-                Err(_) => {
-                    hs_ctrl::select("")?;
-                    done.warnings
-                        .push(format!("'{name}', which was selected before, is no longer registered"));
-                }
-            },
-            Err(e) if e.kind() == io::ErrorKind::NotFound => hs_ctrl::select("")?,
-            Err(error) => {
-                hs_ctrl::select("")?;
-                done.warnings.push(format!("cannot read {}: {error}", path.display()));
-            }
-        }
-        // Already gone is fine.
-        let _ = fs::remove_file(&path);
-        unregister_by_id(id)?;
-    }
-    done.removed = instance::remove_others(&paths.pins(), None)?;
-    instance::remove_empty(&paths.pins());
-    record::prune(&paths.run, None);
-    Ok(done)
-}
-
-/// A generation without a table: everything is allowed.
-fn allow_all(paths: &Paths, id: &str) -> Result<(), KernelError> {
-    let Some(instance) = Instance::open(&paths.pins(), id)? else { return Ok(()) };
-    let generation = instance.generation() + 1;
-    wait_for_programs()?;
-    instance.fill(generation, &[0])?;
-    wait_for_programs()?;
-    instance.switch(generation);
-    Ok(())
 }
 
 #[cfg(test)]
@@ -416,8 +454,9 @@ mod tests {
         assert!(fits(have, Sizes { cells: 1, slots: 64 }));
         assert!(!fits(have, Sizes { cells: 513, slots: 1 }));
         assert!(!fits(have, Sizes { cells: 1, slots: 65 }));
+        assert!(!is_wasteful(have, Sizes { cells: 1, slots: 1 }));
         let large = Sizes { cells: 1 << 20, slots: 64 };
-        assert!(!fits(large, Sizes { cells: 100, slots: 1 }), "8 MiB for a page");
-        assert!(fits(large, Sizes { cells: 1 << 19, slots: 1 }));
+        assert!(is_wasteful(large, Sizes { cells: 100, slots: 1 }), "8 MiB for a page");
+        assert!(!is_wasteful(large, Sizes { cells: 1 << 19, slots: 1 }));
     }
 }

@@ -9,7 +9,8 @@ const CAP_SYS_ADMIN: u32 = 21;
 
 /// The effective capabilities, as a bit mask (`CapEff` in /proc/self/status).
 fn effective() -> u64 {
-    fs::read_to_string("/proc/self/status").ok().as_deref().and_then(parse_effective).unwrap_or(0)
+    // Without /proc nothing is known: the kernel will say what it minds.
+    fs::read_to_string("/proc/self/status").ok().as_deref().and_then(parse_effective).unwrap_or(u64::MAX)
 }
 
 fn parse_effective(status: &str) -> Option<u64> {
@@ -59,6 +60,13 @@ pub fn explain_refusal(error: KernelError) -> KernelError {
             KernelError::Missing {
                 feature: format!("kernel lockdown ({mode}) refuses the BPF program {program}"),
                 next: "boot with lockdown=none or lockdown=integrity, or without Secure Boot".into(),
+            }
+        }
+        // All capabilities, but of a user namespace's root.
+        (KernelError::Io { doing, error: e }, _) if e.raw_os_error() == Some(libc::EPERM) => {
+            KernelError::NotPermitted {
+                doing: format!("to {doing}"),
+                capability: "CAP_SYS_ADMIN and CAP_NET_ADMIN in the initial user namespace".into(),
             }
         }
         _ => error,

@@ -48,7 +48,9 @@ pub enum KernelError {
         error: io::Error,
     },
     /// The kernel's verifier refused a program.
-    #[error("the kernel refused the program {program}: {error}\n{log}")]
+    #[error(
+        "the kernel's verifier refused the program {program} ({error}); please report it with these lines:\n{log}"
+    )]
     Refused {
         /// The program.
         program: String,
@@ -63,8 +65,8 @@ pub enum KernelError {
     /// The kernel's type information is unusable.
     #[error("cannot read the kernel's type information: {0}; smc-policy needs it to find socket fields")]
     Btf(#[from] super::btf::BtfError),
-    /// A file that records what is in force cannot be used.
-    #[error("{path}: {what}; `smc-policy apply` writes it anew", path = path.display())]
+    /// A file that records a policy cannot be used.
+    #[error("{path}: {what}; `smc-policy apply` with the policy you want writes it anew", path = path.display())]
     Record {
         /// The file.
         path: PathBuf,
@@ -78,11 +80,9 @@ impl KernelError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotPermitted { .. } => Fault::Permission,
-            Self::Io { error, .. } | Self::Refused { error, .. }
-                if error.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                Fault::Permission
-            }
+            Self::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => Fault::Permission,
+            // The verifier says EACCES of a program it does not like.
+            Self::Refused { error, .. } if error.raw_os_error() == Some(libc::EPERM) => Fault::Permission,
             _ => Fault::Host,
         }
     }

@@ -19,7 +19,7 @@ use super::{
     error::{Doing, KernelError},
     object::{Callback, Prepared},
     offsets::Offsets,
-    sys,
+    sys::{self, MapInfo},
 };
 
 /// Names a namespace's choice; of the namespace that the process is in.
@@ -42,6 +42,16 @@ pub enum Selected {
     Ours(String),
     /// Somebody else's.
     Foreign(String),
+}
+
+impl std::fmt::Display for Selected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("nothing"),
+            Self::Ours(id) => write!(f, "'{}'", name(id)),
+            Self::Foreign(name) => write!(f, "'{name}'"),
+        }
+    }
 }
 
 impl Selected {
@@ -101,6 +111,24 @@ fn missing() -> KernelError {
 /// As [`select`].
 pub fn check_writable() -> Result<(), KernelError> {
     fs::File::options().write(true).open(SYSCTL).map(drop).map_err(|e| unwritable(e, "open it"))
+}
+
+/// As [`select`], but only if the choice still is what it was when the work for it began: somebody else's choice made
+/// meanwhile is not overwritten.
+///
+/// # Errors
+/// [`KernelError::Missing`] when it changed; as [`select`].
+pub fn select_if_unchanged(name: &str, before: &Selected) -> Result<(), KernelError> {
+    let now = selected()?;
+    if now != *before {
+        return Err(KernelError::Missing {
+            feature: format!(
+                "net.smc.hs_ctrl was changed meanwhile, from {before} to {now}; nothing was changed"
+            ),
+            next: "see who does that, then try again".into(),
+        });
+    }
+    select(name)
 }
 
 /// Makes `name` this namespace's choice; empty: none. One atomic exchange in the kernel.
@@ -165,20 +193,30 @@ pub fn unregister(map: BorrowedFd<'_>) -> Result<(), KernelError> {
     }
 }
 
+/// Removes the registration of instance `id`, wherever its map is.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn unregister_by_id(id: &str) -> Result<(), KernelError> {
+    for (found, registration) in registrations()? {
+        if found == id {
+            unregister(registration.as_fd())?;
+        }
+    }
+    Ok(())
+}
+
 /// Every registration map of this tool in the kernel, with its instance id.
 ///
 /// # Errors
 /// [`KernelError::Io`].
 pub fn registrations() -> Result<Vec<(String, OwnedFd)>, KernelError> {
-    let maps = sys::maps().doing(|| "list the kernel's BPF maps".into())?;
-    Ok(maps
-        .into_iter()
-        .filter(|(info, _)| info.kind == bpf_map_type::BPF_MAP_TYPE_STRUCT_OPS as u32)
-        .filter_map(|(info, fd)| {
-            let id = info.name.strip_prefix(PREFIX)?;
-            is_instance_id(id).then(|| (id.to_owned(), fd))
-        })
-        .collect())
+    let id = |info: &MapInfo| {
+        let id = info.name.strip_prefix(PREFIX).filter(|id| is_instance_id(id))?;
+        (info.kind == bpf_map_type::BPF_MAP_TYPE_STRUCT_OPS as u32).then(|| id.to_owned())
+    };
+    let maps = sys::maps(|info| id(info).is_some()).doing(|| "list the kernel's BPF maps".into())?;
+    Ok(maps.into_iter().filter_map(|(info, fd)| Some((id(&info)?, fd))).collect())
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -16,8 +16,10 @@ use smc_policy_common::counters::{InstanceCounters, RuleCounters};
 use super::{
     error::{Doing, KernelError},
     hs_ctrl::{self, KernelTypes},
+    namespace::{self, NamespaceId},
     object::{self, Prepared, Sizes},
     query::QueryProgram,
+    random,
     sys::{self, MapSpec, SharedCells},
 };
 
@@ -36,6 +38,8 @@ pub struct Info {
     pub sizes: Sizes,
     /// Which programs it runs: [`object::object_id`].
     pub object: [u8; 16],
+    /// The network namespace that it was made for.
+    pub namespace: NamespaceId,
 }
 
 impl Info {
@@ -47,6 +51,7 @@ impl Info {
             out[i * 4..i * 4 + 4].copy_from_slice(&word.to_ne_bytes());
         }
         out[16..32].copy_from_slice(&self.object);
+        out[32..40].copy_from_slice(&self.namespace.to_ne_bytes());
         out
     }
 
@@ -59,9 +64,13 @@ impl Info {
         Some(Self {
             sizes: Sizes { cells: word(8)?, slots: word(12)? },
             object: bytes.get(16..32)?.try_into().ok()?,
+            namespace: u64::from_ne_bytes(bytes.get(32..40)?.try_into().ok()?),
         })
     }
 }
+
+/// Elements of `smcpol_base` behind the slots': the instance's own counters, two an element.
+const CARRIED_STAT: u32 = 2;
 
 /// An instance with its maps open.
 #[derive(Debug)]
@@ -84,7 +93,7 @@ impl Instance {
     /// [`KernelError`] with nothing left behind but, at worst, a folder that [`remove_others`] removes.
     pub fn create(pins: &Path, sizes: Sizes, types: Option<&KernelTypes>) -> Result<Self, KernelError> {
         check_bpffs(pins)?;
-        let id = new_id()?;
+        let id = random::hex(4)?;
         let dir = pins.join(format!("new-{id}"));
         fs::create_dir_all(pins).doing(|| format!("make the folder {}", pins.display()))?;
         fs::create_dir(&dir).doing(|| format!("make the folder {}", dir.display()))?;
@@ -98,7 +107,7 @@ impl Instance {
 
     fn load(id: &str, dir: &Path, sizes: Sizes, types: Option<&KernelTypes>) -> Result<Self, KernelError> {
         let mut prepared = Prepared::new(sizes, types.map(|t| &t.offsets))?;
-        let info = Info { sizes, object: object::object_id() };
+        let info = Info { sizes, object: object::object_id(), namespace: namespace::current()? };
         let array = |name, value_size, max_entries| {
             sys::map_create(&MapSpec {
                 name,
@@ -112,7 +121,7 @@ impl Instance {
         };
         let info_map = array("smcpol_info", INFO_BYTES as u32, 1)?;
         sys::map_update(info_map.as_fd(), 0, &info.to_bytes()).doing(|| "fill the map smcpol_info".into())?;
-        let base = array("smcpol_base", size_of::<RuleCounters>() as u32, sizes.slots)?;
+        let base = array("smcpol_base", size_of::<RuleCounters>() as u32, sizes.slots + CARRIED_STAT)?;
         let query = prepared.load_query()?;
         pin(&info_map, dir, "info")?;
         pin(&base, dir, "base")?;
@@ -132,7 +141,7 @@ impl Instance {
         Ok(Self {
             id: id.to_owned(),
             info,
-            generation: SharedCells::map(generation.as_fd(), true).doing(|| "map the generation".into())?,
+            generation: SharedCells::map(generation.as_fd()).doing(|| "map the generation".into())?,
             tables,
             hits,
             stat,
@@ -150,39 +159,36 @@ impl Instance {
         fs::rename(&from, &to).doing(|| format!("rename {} to {}", from.display(), to.display()))
     }
 
-    /// Opens a complete instance. `None`: there is none of this id.
+    /// Opens a complete instance. `None`: there is none of this id, or some of its pins are gone.
     ///
     /// # Errors
     /// [`KernelError::Missing`] when another version of the tool made it, [`KernelError::Io`].
     pub fn open(pins: &Path, id: &str) -> Result<Option<Self>, KernelError> {
-        let dir = pins.join(id);
-        let get = |name: &str| {
-            let path = dir.join(name);
-            sys::get_pinned(&path).doing(|| format!("open {}", path.display()))
-        };
-        let info_map = match sys::get_pinned(&dir.join("info")) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other.doing(|| format!("open {}", dir.join("info").display()))?,
-        };
-        let bytes = sys::map_lookup(info_map.as_fd(), 0).doing(|| "read the map smcpol_info".into())?;
-        let info = Info::from_bytes(&bytes).ok_or_else(|| KernelError::Missing {
+        match Self::open_all(&pins.join(id), id) {
+            Err(KernelError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn open_all(dir: &Path, id: &str) -> Result<Self, KernelError> {
+        let get = |name: &str| get_pin(dir, name);
+        let info = read_info(dir)?.ok_or_else(|| KernelError::Missing {
             feature: format!(
                 "the policy in force ({}) was loaded by another version of smc-policy",
                 dir.display()
             ),
             next: "use that version, or `smc-policy detach` and apply again".into(),
         })?;
-        Ok(Some(Self {
+        Ok(Self {
             id: id.to_owned(),
             info,
-            generation: SharedCells::map(get("generation")?.as_fd(), true)
-                .doing(|| "map the generation".into())?,
+            generation: SharedCells::map(get("generation")?.as_fd()).doing(|| "map the generation".into())?,
             tables: [get("table0")?, get("table1")?],
             hits: get("hits")?,
             stat: get("stat")?,
             base: get("base")?,
             query: QueryProgram(get("query")?),
-        }))
+        })
     }
 
     /// Eight hexadecimal digits.
@@ -212,7 +218,7 @@ impl Instance {
     /// [`KernelError::Io`]; `InvalidInput` when they do not fit.
     pub fn fill(&self, generation: u64, cells: &[u64]) -> Result<(), KernelError> {
         let table = self.tables[(generation & 1) as usize].as_fd();
-        let shared = SharedCells::map(table, true).doing(|| "map the idle table".into())?;
+        let shared = SharedCells::map(table).doing(|| "map the idle table".into())?;
         if shared.fill(cells) {
             Ok(())
         } else {
@@ -273,8 +279,33 @@ impl Instance {
     /// [`KernelError::Io`].
     pub fn instance_counters(&self) -> Result<InstanceCounters, KernelError> {
         let bytes = sys::map_lookup(self.stat.as_fd(), 0).doing(|| "read the instance's counters".into())?;
-        let [decisions, undecided, observed_denies, reserved] = sum::<4>(&bytes);
+        let mut counters = sum::<4>(&bytes);
+        for (i, element) in self.carried_stat().enumerate() {
+            let bytes = sys::map_lookup(self.base.as_fd(), element)
+                .doing(|| "read the counters carried over".into())?;
+            for (counter, carried) in counters[i * 2..].iter_mut().zip(sum::<2>(&bytes)) {
+                *counter = counter.wrapping_add(carried);
+            }
+        }
+        let [decisions, undecided, observed_denies, reserved] = counters;
         Ok(InstanceCounters { decisions, undecided, observed_denies, reserved })
+    }
+
+    fn carried_stat(&self) -> std::ops::Range<u32> {
+        self.info.sizes.slots..self.info.sizes.slots + CARRIED_STAT
+    }
+
+    /// What the instance begins with: the counters of the one that it replaces.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn set_carried_stat(&self, counters: InstanceCounters) -> Result<(), KernelError> {
+        let InstanceCounters { decisions, undecided, observed_denies, reserved } = counters;
+        let pairs = [(decisions, undecided), (observed_denies, reserved)];
+        for (element, (hits, retransmissions)) in self.carried_stat().zip(pairs) {
+            self.set_carried(element, RuleCounters { hits, retransmissions })?;
+        }
+        Ok(())
     }
 }
 
@@ -292,14 +323,6 @@ fn sum<const N: usize>(bytes: &[u8]) -> [u64; N] {
 fn pin(fd: &OwnedFd, dir: &Path, name: &str) -> Result<(), KernelError> {
     let path = dir.join(name);
     sys::pin(fd.as_fd(), &path).doing(|| format!("pin {}", path.display()))
-}
-
-fn new_id() -> Result<String, KernelError> {
-    let mut bytes = [0u8; 4];
-    fs::File::open("/dev/urandom")
-        .and_then(|mut f| io::Read::read_exact(&mut f, &mut bytes))
-        .doing(|| "read /dev/urandom".into())?;
-    Ok(format!("{:08x}", u32::from_ne_bytes(bytes)))
 }
 
 /// Pins need a bpffs.
@@ -332,33 +355,92 @@ fn folders(pins: &Path) -> Result<Vec<(String, bool, PathBuf)>, KernelError> {
     Ok(out)
 }
 
-/// The ids of complete instances.
-///
-/// # Errors
-/// [`KernelError::Io`].
-pub fn complete_ids(pins: &Path) -> Result<Vec<String>, KernelError> {
-    Ok(folders(pins)?.into_iter().filter(|(_, complete, _)| *complete).map(|(id, _, _)| id).collect())
+fn get_pin(dir: &Path, name: &str) -> Result<OwnedFd, KernelError> {
+    let path = dir.join(name);
+    sys::get_pinned(&path).doing(|| format!("open {}", path.display()))
 }
 
-/// Unregisters and unpins every instance but `keep`: what a replacement or a killed process left. Returns their ids.
+/// What the instance pinned in `dir` says of itself. `None`: it is another version's.
+fn read_info(dir: &Path) -> Result<Option<Info>, KernelError> {
+    let map = get_pin(dir, "info")?;
+    let bytes = sys::map_lookup(map.as_fd(), 0).doing(|| "read the map smcpol_info".into())?;
+    Ok(Info::from_bytes(&bytes))
+}
+
+/// The ids of complete instances, with the namespace that each was made for, as far as it says so.
 ///
 /// # Errors
 /// [`KernelError::Io`].
-pub fn remove_others(pins: &Path, keep: Option<&str>) -> Result<Vec<String>, KernelError> {
-    let doomed: Vec<_> =
-        folders(pins)?.into_iter().filter(|(id, complete, _)| keep != Some(id) || !complete).collect();
-    if doomed.is_empty() {
-        return Ok(Vec::new());
-    }
-    for (id, registration) in hs_ctrl::registrations()? {
-        if doomed.iter().any(|(d, _, _)| *d == id) && keep != Some(&id) {
-            hs_ctrl::unregister(registration.as_fd())?;
+pub fn complete(pins: &Path) -> Result<Vec<(String, Option<NamespaceId>)>, KernelError> {
+    let complete = folders(pins)?.into_iter().filter(|(_, complete, _)| *complete);
+    Ok(complete.map(|(id, _, path)| (id, read_info(&path).ok().flatten().map(|i| i.namespace))).collect())
+}
+
+/// An instance that another network namespace, which still exists, has in force: this namespace must leave it alone.
+///
+/// # Errors
+/// [`KernelError::Missing`] naming that namespace; [`KernelError::Io`].
+pub fn refuse_other_namespaces(pins: &Path) -> Result<(), KernelError> {
+    let here = namespace::current()?;
+    for (id, made_for) in complete(pins)? {
+        if let Some(other) = made_for.filter(|n| *n != here && namespace::exists(*n)) {
+            return Err(KernelError::Missing {
+                feature: format!(
+                    "a policy is in force in another network namespace, net:[{other}] ({}), and this version keeps \
+                     one namespace's; nothing was changed",
+                    hs_ctrl::name(&id)
+                ),
+                next: "run smc-policy in that namespace (`nsenter --net=...`), or detach it there first"
+                    .into(),
+            });
         }
     }
-    for (_, _, path) in &doomed {
-        remove_dir(path).doing(|| format!("remove {}", path.display()))?;
+    Ok(())
+}
+
+/// What [`remove_others`] did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Ids of the instances that are gone.
+    pub ids: Vec<String>,
+    /// What could not be removed, and why.
+    pub problems: Vec<String>,
+}
+
+/// Unregisters and unpins every instance but `keep`: what a replacement or a killed process left. Goes on past what
+/// cannot be removed.
+pub fn remove_others(pins: &Path, keep: Option<&str>) -> Removed {
+    let mut removed = Removed::default();
+    let doomed: Vec<_> = match folders(pins) {
+        Ok(all) => all.into_iter().filter(|(id, complete, _)| keep != Some(id) || !complete).collect(),
+        Err(e) => {
+            removed.problems.push(e.to_string());
+            return removed;
+        }
+    };
+    if doomed.is_empty() {
+        return removed;
     }
-    Ok(doomed.into_iter().map(|(id, _, _)| id).collect())
+    match hs_ctrl::registrations() {
+        Ok(all) => {
+            for (id, registration) in all {
+                if doomed.iter().any(|(d, _, _)| *d == id)
+                    && keep != Some(&id)
+                    && let Err(e) = hs_ctrl::unregister(registration.as_fd())
+                {
+                    removed.problems.push(e.to_string());
+                }
+            }
+        }
+        Err(e) => removed.problems.push(e.to_string()),
+    }
+    for (id, _, path) in doomed {
+        match remove_dir(&path) {
+            Ok(()) => removed.ids.push(id),
+            Err(e) => removed.problems.push(format!("cannot remove {}: {e}", path.display())),
+        }
+    }
+    removed
 }
 
 /// Removes the folder of pins once nothing is in it.
@@ -380,7 +462,11 @@ mod tests {
 
     #[test]
     fn info_survives_the_map() {
-        let info = Info { sizes: Sizes { cells: 512, slots: 64 }, object: *b"0123456789abcdef" };
+        let info = Info {
+            sizes: Sizes { cells: 512, slots: 64 },
+            object: *b"0123456789abcdef",
+            namespace: 4026531840,
+        };
         let mut bytes = info.to_bytes();
         assert_eq!(Info::from_bytes(&bytes), Some(info));
         bytes[4] ^= 1;

@@ -1,24 +1,30 @@
 //! Everything that talks to the kernel's BPF side.
 //!
 //! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops) < `instance` (pins, tables) <
-//! `state`, `apply` (what is in force and how it changes). `btf` and `offsets` are pure.
+//! `state`, `apply`, `detach`, `rollback` (what is in force and how it changes). `btf` and `offsets` are pure.
 
 pub mod apply;
 pub mod barrier;
 pub mod btf;
 pub mod capability;
 pub mod cpus;
+pub mod detach;
 pub mod error;
 pub mod hs_ctrl;
 pub mod instance;
 pub mod lock;
+pub mod namespace;
 pub mod object;
 pub mod offsets;
 pub mod query;
+pub mod random;
 pub mod record;
+pub mod replaced;
+pub mod rollback;
 pub mod state;
 pub mod store;
 pub mod sys;
+pub mod unconfirmed;
 
 use std::fs;
 

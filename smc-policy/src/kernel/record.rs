@@ -51,6 +51,8 @@ pub struct Record {
     pub tool: String,
     /// The kernel's generation number.
     pub generation: u64,
+    /// Random: tells this apply from every other, also where generation numbers begin anew.
+    pub token: String,
     /// When, seconds since 1970.
     pub applied_at: u64,
     /// Decide and count only.
@@ -70,11 +72,12 @@ pub struct Record {
 impl Record {
     /// The record of what `request` puts in force.
     pub fn new(generation: u64, request: &Request<'_>, slots: &Slots) -> Self {
-        let Request { sources, policy, observe, origin, .. } = *request;
+        let Request { sources, policy, observe, origin, token, .. } = *request;
         Self {
             version: VERSION,
             tool: env!("CARGO_PKG_VERSION").to_owned(),
             generation,
+            token: token.to_owned(),
             applied_at: unix_now(),
             observe,
             digest: digest(sources),
@@ -193,13 +196,20 @@ pub fn write(path: &Path, record: &Record) -> Result<(), KernelError> {
 pub fn write_beside(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
-    let beside = path.with_extension("tmp");
-    let mut file = fs::File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&beside, path)?;
+    let beside = path.with_extension(BESIDE);
+    let written = fs::File::create(&beside)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&beside, path));
+    if let Err(e) = written {
+        // Half a file is of no use, and may be what filled the disk.
+        let _ = fs::remove_file(&beside);
+        return Err(e);
+    }
     fs::File::open(dir)?.sync_all()
 }
+
+/// Ending of files that are being written.
+const BESIDE: &str = "tmp";
 
 /// Reads a record. `None`: there is none.
 ///
@@ -212,25 +222,111 @@ pub fn read(path: &Path) -> Result<Option<Record>, KernelError> {
     };
     let damaged = |what: String| KernelError::Record { path: path.to_owned(), what };
     let record: Record = serde_json::from_slice(&bytes).map_err(|e| damaged(e.to_string()))?;
-    if record.version == VERSION {
-        Ok(Some(record))
-    } else {
-        Err(damaged(format!("written in form {} by smc-policy {}", record.version, record.tool)))
+    if record.version != VERSION {
+        return Err(damaged(format!("written in form {} by smc-policy {}", record.version, record.tool)));
+    }
+    if digest(&record.source_files()) != record.digest {
+        return Err(damaged("its texts were changed after they were recorded".into()));
+    }
+    Ok(Some(record))
+}
+
+/// No kernel gets that far; a file of a higher number is none of ours.
+const LAST_GENERATION: u64 = 1 << 62;
+
+fn files(run: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(run).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+fn generation_of(path: &Path) -> Option<u64> {
+    let n = path.file_name()?.to_str()?.strip_prefix("gen-")?.parse().ok()?;
+    (n <= LAST_GENERATION).then_some(n)
+}
+
+/// The highest generation that is recorded.
+pub fn highest(run: &Path) -> Option<u64> {
+    files(run).filter_map(|path| generation_of(&path)).max()
+}
+
+/// Removes the records of all generations but `keep`, and half-written ones.
+pub fn prune(run: &Path, keep: Option<u64>) {
+    for path in files(run) {
+        let half = path.extension().is_some_and(|e| e == BESIDE);
+        let other = generation_of(&path).is_some_and(|n| keep != Some(n));
+        if half || other {
+            // A leftover record is ignored: nothing depends on its removal.
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
-/// The generations that are recorded.
-pub fn recorded(run: &Path) -> Vec<u64> {
-    let Ok(entries) = fs::read_dir(run) else { return Vec::new() };
-    entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_prefix("gen-")?.parse().ok()).collect()
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Removes the records of all generations but `keep`.
-pub fn prune(run: &Path, keep: Option<u64>) {
-    for n in recorded(run) {
-        if keep != Some(n) {
-            // A leftover record is ignored: nothing depends on its removal.
-            let _ = fs::remove_file(path_of(run, n));
+    fn record(text: &str) -> Record {
+        let sources = [SourceFile { path: "a.toml".into(), text: text.into() }];
+        let policy = load(&sources).unwrap().policy;
+        let request = Request {
+            sources: &sources,
+            policy: &policy,
+            origin: &[],
+            observe: false,
+            replace_foreign: false,
+            token: "00",
+            unconfirmed_until: None,
+        };
+        Record::new(7, &request, &assign_slots(&policy, None).0)
+    }
+
+    const RULE: &str = "version = 1\n[[rule]]\nname = \"a\"\naction = \"deny\"\n";
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path_of(dir.path(), 7);
+        assert_eq!(read(&path).unwrap(), None);
+        let record = record(RULE);
+        write(&path, &record).unwrap();
+        assert_eq!(read(&path).unwrap().as_ref(), Some(&record));
+        let (policy, slots) = record.policy().unwrap();
+        assert_eq!((policy.rules.len(), slots.rules), (1, vec![2]));
+    }
+
+    #[test]
+    fn changed_texts_are_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = path_of(dir.path(), 7);
+        write(&path, &record(RULE)).unwrap();
+        let changed = fs::read_to_string(&path).unwrap().replace("deny", "allow");
+        fs::write(&path, changed).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("changed after"));
+        fs::write(&path, "{").unwrap();
+        assert!(read(&path).is_err());
+    }
+
+    #[test]
+    fn leftovers_are_pruned_and_absurd_numbers_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["gen-1", "gen-2", "gen-3.tmp", "gen-18446744073709551615", "gen-x", "lock"] {
+            fs::write(dir.path().join(name), "").unwrap();
         }
+        assert_eq!(highest(dir.path()), Some(2));
+        prune(dir.path(), Some(2));
+        let mut left: Vec<_> =
+            files(dir.path()).map(|p| p.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+        left.sort();
+        assert_eq!(left, ["gen-18446744073709551615", "gen-2", "gen-x", "lock"]);
+    }
+
+    #[test]
+    fn a_rule_keeps_its_slot_and_new_ones_take_free_ones() {
+        let old =
+            record(&format!("{RULE}[[rule]]\nname = \"b\"\naction = \"deny\"\npeers = [\"10.0.0.1\"]\n"));
+        let text = format!("version = 1\n[[rule]]\nname = \"new\"\naction = \"allow\"\n{}", &RULE[12..]);
+        let policy = load(&[SourceFile { path: "a.toml".into(), text }]).unwrap().policy;
+        let (slots, fresh) = assign_slots(&policy, Some(&old));
+        assert_eq!(slots.rules, [4, 2], "the removed rule's slot 3 is in force until the switch");
+        assert_eq!(fresh, [4]);
     }
 }

@@ -6,6 +6,7 @@ use super::{
     error::KernelError,
     hs_ctrl::{self, Selected},
     instance::{self, Instance},
+    namespace,
     record::{self, Record},
 };
 use crate::paths::Paths;
@@ -21,36 +22,101 @@ pub struct State {
     pub record: Option<Record>,
 }
 
+/// How often a reader meets an apply in the middle before it gives up.
+const TRIES: u32 = 20;
+
 impl State {
     /// Reads it. A missing or damaged record is none; the kernel goes on without.
     ///
     /// # Errors
     /// [`KernelError::Missing`] without SMC, the hook or bpffs; [`KernelError::NotPermitted`]; [`KernelError::Io`].
     pub fn read(paths: &Paths) -> Result<Self, KernelError> {
-        let selected = hs_ctrl::selected()?;
-        let instance = match &selected {
-            Selected::Ours(id) => open(paths, id)?,
-            _ => None,
-        };
-        let record = match &instance {
-            Some(instance) if instance.generation() > 0 => {
-                let n = instance.generation();
-                record::read(&record::path_of(&paths.run, n)).ok().flatten().filter(|r| r.generation == n)
+        let mut tries = 0;
+        loop {
+            let selected = hs_ctrl::selected()?;
+            let instance = match &selected {
+                Selected::Ours(id) => open(paths, id)?,
+                _ => None,
+            };
+            let generation = instance.as_ref().map_or(0, Instance::generation);
+            let record = match &instance {
+                Some(instance) if generation > 0 => read_record(paths, instance, generation),
+                _ => None,
+            };
+            // An apply may have pruned the record, or removed the instance, between two of these reads.
+            let still = instance.as_ref().map_or(0, Instance::generation) == generation
+                && hs_ctrl::selected()? == selected;
+            tries += 1;
+            if still || tries == TRIES {
+                return Ok(Self { selected, instance, record });
             }
-            _ => None,
-        };
-        Ok(Self { selected, instance, record })
+        }
     }
 
-    /// Instances that are loaded but not selected here: left by a killed process, or somebody cleared the sysctl.
+    /// The instance and record in force, if all is as it should be.
+    pub fn in_force(&self) -> Option<(&Instance, &Record)> {
+        self.instance.as_ref().zip(self.record.as_ref())
+    }
+
+    /// Why what is in force cannot be told from the record, in words; none when it can, or when nothing is in force.
+    pub fn trouble(&self, paths: &Paths) -> Option<String> {
+        let (pins, run) = (paths.pins(), &paths.run);
+        match (&self.selected, &self.instance, &self.record) {
+            (Selected::None, _, _) | (Selected::Ours(_), Some(_), Some(_)) => None,
+            (Selected::Foreign(name), _, _) => Some(format!(
+                "net.smc.hs_ctrl is '{name}', which is not smc-policy's: what it decides is not known here"
+            )),
+            (Selected::Ours(id), None, _) => Some(format!(
+                "{} decides, but its pins in {} are gone: `smc-policy apply` loads it anew",
+                hs_ctrl::name(id),
+                pins.display()
+            )),
+            (Selected::Ours(_), Some(i), None) => Some(format!(
+                "generation {} is in force, but {} has no usable record of it: `smc-policy apply` writes it anew",
+                i.generation(),
+                run.display()
+            )),
+        }
+    }
+
+    /// Instances that are loaded but not selected here and that no other namespace uses: left by a killed process, or
+    /// somebody cleared the sysctl.
     ///
     /// # Errors
     /// [`KernelError::Io`].
     pub fn unselected(&self, paths: &Paths) -> Result<Vec<String>, KernelError> {
-        let mut ids = instance::complete_ids(&paths.pins())?;
-        ids.retain(|id| self.instance.as_ref().is_none_or(|i| i.id() != id));
-        Ok(ids)
+        let here = namespace::current()?;
+        let selected = self.instance.as_ref().map(Instance::id);
+        Ok(instance::complete(&paths.pins())?
+            .into_iter()
+            .filter(|(id, _)| Some(id.as_str()) != selected)
+            .filter(|(_, made_for)| made_for.is_none_or(|n| n == here || !namespace::exists(n)))
+            .map(|(id, _)| id)
+            .collect())
     }
+
+    /// Registrations under this tool's name that are neither selected here nor pinned in our folder: their pins were
+    /// lost, or an instance of the tool with other folders made them.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unknown_registrations(&self, paths: &Paths) -> Result<Vec<String>, KernelError> {
+        let pinned = instance::complete(&paths.pins())?;
+        Ok(hs_ctrl::registrations()?
+            .into_iter()
+            .map(|(id, _)| id)
+            .filter(|id| self.selected != Selected::Ours(id.clone()) && pinned.iter().all(|(p, _)| p != id))
+            .map(|id| hs_ctrl::name(&id))
+            .collect())
+    }
+}
+
+/// A record that does not fit the instance is none: its slots would be somebody else's memory.
+fn read_record(paths: &Paths, instance: &Instance, generation: u64) -> Option<Record> {
+    let record = record::read(&record::path_of(&paths.run, generation)).ok().flatten()?;
+    let fits =
+        record.generation == generation && record.slots().all(|slot| slot < instance.info().sizes.slots);
+    fits.then_some(record)
 }
 
 fn open(paths: &Paths, id: &str) -> Result<Option<Instance>, KernelError> {

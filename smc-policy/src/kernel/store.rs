@@ -21,19 +21,20 @@ pub fn announce(state: &Path, next: &Record) -> Result<(), KernelError> {
 }
 
 /// The announced policy is in force: it becomes the current one, and the current one, if it was another, the previous.
+/// Without an announcement nothing happens.
 ///
 /// # Errors
 /// [`KernelError::Io`].
 pub fn settle(state: &Path) -> Result<(), KernelError> {
     let (next, current) = (state.join(NEXT), state.join(CURRENT));
-    let same = match (record::read(&next), record::read(&current)) {
-        (Ok(Some(n)), Ok(Some(c))) => n.digest == c.digest && n.observe == c.observe,
-        _ => false,
-    };
-    if !same {
-        rename_if_there(&current, &state.join(PREVIOUS))?;
+    let Ok(Some(announced)) = record::read(&next) else { return Ok(()) };
+    // A current one that cannot be read is no policy to return to.
+    if let Ok(Some(old)) = record::read(&current)
+        && !is_same(&old, &announced)
+    {
+        rename(&current, &state.join(PREVIOUS))?;
     }
-    rename_if_there(&next, &current)
+    rename(&next, &current)
 }
 
 /// An apply was killed: finish what it announced if that is in force, else forget it.
@@ -42,13 +43,29 @@ pub fn settle(state: &Path) -> Result<(), KernelError> {
 /// [`KernelError::Io`].
 pub fn recover(state: &Path, in_force: Option<&Record>) -> Result<(), KernelError> {
     let path = state.join(NEXT);
-    let Ok(Some(next)) = record::read(&path) else { return Ok(()) };
-    let reached = in_force.is_some_and(|r| r.digest == next.digest && r.observe == next.observe);
-    if reached {
-        settle(state)
-    } else {
-        fs::remove_file(&path).doing(|| format!("remove {}", path.display()))
+    match record::read(&path) {
+        Ok(None) => Ok(()),
+        Ok(Some(next)) if in_force.is_some_and(|r| r.token == next.token) => settle(state),
+        _ => fs::remove_file(&path).doing(|| format!("remove {}", path.display())),
     }
+}
+
+/// Makes the policy in force the current one, if that could not be written when it was applied.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn heal(state: &Path, in_force: &Record) -> Result<(), KernelError> {
+    match current(state) {
+        Ok(Some(current)) if is_same(&current, in_force) => Ok(()),
+        _ => {
+            announce(state, in_force)?;
+            settle(state)
+        }
+    }
+}
+
+fn is_same(a: &Record, b: &Record) -> bool {
+    a.digest == b.digest && a.observe == b.observe
 }
 
 /// The last good policy.
@@ -67,7 +84,7 @@ pub fn previous(state: &Path) -> Result<Option<Record>, KernelError> {
     record::read(&state.join(PREVIOUS))
 }
 
-fn rename_if_there(from: &Path, to: &Path) -> Result<(), KernelError> {
+fn rename(from: &Path, to: &Path) -> Result<(), KernelError> {
     match fs::rename(from, to) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             Err(e).doing(|| format!("rename {} to {}", from.display(), to.display()))

@@ -251,11 +251,12 @@ pub fn map_freeze(map: BorrowedFd<'_>) -> io::Result<()> {
     bpf(bpf_cmd::BPF_MAP_FREEZE, &mut a).map(drop)
 }
 
-/// The maps of the system by id, those that can be opened (CAP_SYS_ADMIN). A map that goes away meanwhile is left out.
+/// The maps of the system that `wanted` wants, by id (CAP_SYS_ADMIN). Maps that go away meanwhile or that a security
+/// module keeps closed are left out; no more than one that is not wanted is open at a time.
 ///
 /// # Errors
-/// The system call's, but not ENOENT.
-pub fn maps() -> io::Result<Vec<(MapInfo, OwnedFd)>> {
+/// The system call's.
+pub fn maps(wanted: impl Fn(&MapInfo) -> bool) -> io::Result<Vec<(MapInfo, OwnedFd)>> {
     let mut out = Vec::new();
     let mut id = 0;
     loop {
@@ -271,8 +272,13 @@ pub fn maps() -> io::Result<Vec<(MapInfo, OwnedFd)>> {
         let mut a = attr();
         a.__bindgen_anon_6.__bindgen_anon_1.map_id = id;
         match bpf_fd(bpf_cmd::BPF_MAP_GET_FD_BY_ID, &mut a) {
-            Ok(fd) => out.push((map_info(fd.as_fd())?, fd)),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+            Ok(fd) => {
+                let info = map_info(fd.as_fd())?;
+                if wanted(&info) {
+                    out.push((info, fd));
+                }
+            }
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EACCES)) => {}
             Err(e) => return Err(e),
         }
     }
@@ -471,11 +477,11 @@ pub struct SharedCells {
 unsafe impl Send for SharedCells {}
 
 impl SharedCells {
-    /// Maps the array, for reading only or for writing too.
+    /// Maps the array for reading and writing.
     ///
     /// # Errors
     /// `InvalidInput` when the elements are not of 8 bytes; mmap(2)'s.
-    pub fn map(map: BorrowedFd<'_>, writable: bool) -> io::Result<Self> {
+    pub fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
         let info = map_info(map)?;
         if info.value_size != 8
             || info.kind != bpf_map_type::BPF_MAP_TYPE_ARRAY as u32
@@ -485,7 +491,7 @@ impl SharedCells {
         }
         let len = info.max_entries as usize;
         let bytes = len * 8;
-        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping chosen by the kernel; the fd is a map of at least `bytes` bytes, rounded up to pages
         // (`array_map_mmap`, kernel/bpf/arraymap.c).
         let p =
@@ -496,7 +502,7 @@ impl SharedCells {
         }
     }
 
-    /// The elements. A store through a read-only mapping would fault: [`Self::fill`] and [`Self::store`] are for writable ones.
+    /// The elements.
     fn cells(&self) -> &[AtomicU64] {
         // SAFETY: the mapping holds `len` aligned 8-byte elements as long as self lives; other processes and the
         // kernel may write them at any time, which atomics allow.
@@ -572,7 +578,9 @@ pub fn filesystem_magic(path: &Path) -> io::Result<i64> {
     if unsafe { libc::statfs(path.as_ptr(), &mut answer) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(answer.f_type)
+    // Its width and sign differ between targets.
+    #[allow(clippy::unnecessary_cast, reason = "not on every target")]
+    Ok(answer.f_type as i64)
 }
 
 const _: () = assert!(bpf_attach_type::BPF_STRUCT_OPS as u32 == 44);
