@@ -7,8 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
         mpsc,
     },
     thread,
@@ -106,9 +105,10 @@ impl Machine<'_> {
         let complaints: Vec<String> = console::complaints(&log).into_iter().map(str::to_owned).collect();
         let took = began.elapsed();
         let failed = |what: String| {
+            let name = &self.kernel.row.name;
+            let complaint = complaints.first().map(|line| format!(" ({line})")).unwrap_or_default();
             Error::new(format!(
-                "{}: {what}; its console ends with:\n{}",
-                self.kernel.row.name,
+                "{name}: {what}{complaint}; its console ends with:\n{}",
                 console::tail(&log, 25)
             ))
         };
@@ -128,7 +128,8 @@ impl Machine<'_> {
             (Ended::Exited(status, message), _) => {
                 let status =
                     status.map_or_else(|| "a signal".to_owned(), |status| format!("status {status}"));
-                Err(failed(format!("ended with {status} and no exit code of the job {}", message.trim())))
+                let said = message.trim().lines().next().map(|line| format!(": {line}")).unwrap_or_default();
+                Err(failed(format!("ended with {status} and no exit code of the job{said}")))
             }
         }
     }
@@ -263,12 +264,26 @@ struct WorkDir(PathBuf);
 
 impl WorkDir {
     fn new() -> Result<Self> {
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let name = format!("run-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let dir = crate::paths::workspace().join("target/lab").join(name);
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let parent = crate::paths::workspace().join("target/lab");
+        files::create_dir(&parent)?;
+        // What runs left behind that were killed.
+        for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
+            if owner(&entry.file_name().to_string_lossy()).is_some_and(|owner| !owner.exists()) {
+                let _ = files::remove_tree(&entry.path());
+            }
+        }
+        let dir =
+            parent.join(format!("run-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
         files::create_dir(&dir)?;
         Ok(Self(dir))
     }
+}
+
+/// The process that made a folder of this name, as a path that exists while it runs.
+fn owner(name: &str) -> Option<PathBuf> {
+    let (id, _) = name.strip_prefix("run-")?.split_once('-')?;
+    id.parse::<u32>().ok().map(|id| PathBuf::from(format!("/proc/{id}")))
 }
 
 impl Drop for WorkDir {
@@ -293,21 +308,25 @@ pub(crate) fn pair(
             output(machine, bytes);
         }
     };
-    let over = Arc::new(AtomicBool::new(false));
+    let (over, useless) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         let first_run = scope.spawn(|| {
-            let outcome = first.run(&AtomicBool::new(false), &mut |bytes| print(0, bytes));
+            let outcome = first.run(&useless, &mut |bytes| print(0, bytes));
             over.store(true, Ordering::Relaxed);
             outcome
         });
         let second_run = scope.spawn(|| {
-            wait_until_listening(port, &over)?;
-            second.run(&over, &mut |bytes| print(1, bytes))
+            let outcome = wait_until_listening(port, &over)
+                .and_then(|()| second.run(&over, &mut |bytes| print(1, bytes)));
+            // Without its peer the first machine would only run out of time.
+            useless.store(outcome.is_err(), Ordering::Relaxed);
+            outcome
         });
         let crashed = |_| Error::new("a thread of the lab panicked");
         let first = first_run.join().map_err(crashed)?;
         let second = second_run.join().map_err(crashed)?;
-        Ok((first?, second?))
+        // The first one's error says more, unless it was stopped.
+        first.and_then(|first| second.map(|second| (first, second)))
     })
 }
 
@@ -334,6 +353,12 @@ fn wait_until_listening(port: u16, over: &AtomicBool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_of_dead_runs_are_known() {
+        assert_eq!(owner("run-12-0"), Some(PathBuf::from("/proc/12")));
+        assert_eq!([owner("run-tests"), owner("skips-host"), owner("run-x-0")], [None, None, None]);
+    }
 
     #[test]
     fn a_listening_port_is_noticed() {
