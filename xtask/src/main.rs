@@ -59,10 +59,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> Result<ExitCode> {
     let cache = Cache::open()?;
     match task {
-        Task::Setup => {
-            packages::ensure(packages::LAB, "the lab")?;
-            println!("everything that the lab needs is installed");
-        }
+        Task::Setup => packages::setup()?,
         Task::Demo => return Ok(demo::command(&cache)?.into()),
         Task::Test(arguments) => {
             return Ok(if test::command(arguments, &cache)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });

@@ -40,7 +40,6 @@ pub(crate) const LAB: &[Need] = &[
     guest("ss", "iproute2"),
     guest("bridge", "iproute2"),
     guest("rdma", "iproute2"),
-    guest("bpftool", "bpftool"),
     guest("nft", "nftables"),
     host("xz", "xz-utils"),
     host("tar", "tar"),
@@ -48,6 +47,10 @@ pub(crate) const LAB: &[Need] = &[
     // Rust calls it to link, ours or a dependency's build script to compile.
     host("cc", "gcc"),
 ];
+
+/// What lab machines have where the host has it: for looking around, no test needs it. (Ubuntu has no package bpftool.)
+pub(crate) const OPTIONAL: &[Need] =
+    &[guest("bpftool", "bpftool"), guest("strace", "strace"), guest("ipset", "ipset")];
 
 /// What building a lab kernel needs besides (`cargo xtask lab kernel`).
 pub(crate) const KERNEL_BUILD: &[Need] = &[
@@ -73,6 +76,11 @@ impl Need {
     /// The program's path if it goes into lab machines.
     pub(crate) fn in_guest_from(self) -> Result<Option<PathBuf>> {
         if self.in_guest { Self::find(self.program).map(Some) } else { Ok(None) }
+    }
+
+    /// Whether the program is there.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.is_missing()
     }
 
     fn is_missing(&self) -> bool {
@@ -113,19 +121,37 @@ pub(crate) fn ensure(needs: &[Need], purpose: &str) -> Result<()> {
         .next(format!("run as root: {install}")));
     }
     println!("installing for {purpose}: {}", packages.join(", "));
-    let apt = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
-        exec::run(&mut command)
-    };
-    apt(&["update", "-q"])?;
-    let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
-    arguments.extend(packages);
-    apt(&arguments)?;
+    apt_get(&["update", "-q"])?;
+    apt_install(&packages)?;
     match self::missing(needs).first() {
         None => Ok(()),
         Some(need) => Err(Error::new(format!("package {} did not bring {}", need.package, need.program))),
     }
+}
+
+/// `cargo xtask setup`: what is needed must be there at the end, what is optional may be.
+pub(crate) fn setup() -> Result<()> {
+    ensure(LAB, "the lab")?;
+    for need in missing(OPTIONAL) {
+        let done =
+            is_root() && exec::find_program("apt-get").is_some() && apt_install(&[need.package]).is_ok();
+        if !done {
+            println!("{} is not there: lab machines go without it", need.program);
+        }
+    }
+    println!("everything that the lab needs is installed");
+    Ok(())
+}
+
+fn apt_install(packages: &[&str]) -> Result<()> {
+    let mut arguments = vec!["install", "-q", "-y", "--no-install-recommends"];
+    arguments.extend(packages);
+    apt_get(&arguments)
+}
+
+fn apt_get(arguments: &[&str]) -> Result<()> {
+    let mut command = Command::new("apt-get");
+    exec::run(command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments))
 }
 
 fn package_names(needs: &[Need]) -> Vec<&'static str> {

@@ -15,9 +15,6 @@ use crate::{
 /// The script that runs as the machine's first process.
 const INIT: &str = include_str!("init.sh");
 
-/// Programs beyond the required ones that are taken along where the host has them.
-const OPTIONAL: [&str; 2] = ["strace", "ipset"];
-
 /// Names under which kmod's one program is called.
 const KMOD: [&str; 5] = ["modprobe", "insmod", "rmmod", "lsmod", "modinfo"];
 
@@ -38,14 +35,9 @@ pub(crate) fn base(kernel: &Kernel) -> Result<Tree> {
     tree.text("etc/hosts", "127.0.0.1 localhost\n::1 localhost\n", 0o644);
     tree.text("init", INIT, 0o755);
 
-    for need in packages::LAB {
+    for need in packages::LAB.iter().chain(packages::OPTIONAL.iter().filter(|need| need.is_there())) {
         if let Some(path) = need.in_guest_from()? {
             program(&mut tree, need.program, &path)?;
-        }
-    }
-    for name in OPTIONAL {
-        if let Some(path) = exec::find_program(name) {
-            program(&mut tree, name, &path)?;
         }
     }
     for name in KMOD {
