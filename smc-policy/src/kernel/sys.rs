@@ -85,6 +85,8 @@ pub struct MapInfo {
     pub id: u32,
     /// `BPF_MAP_TYPE_*`.
     pub kind: u32,
+    /// Bytes a key.
+    pub key_size: u32,
     /// Bytes a value.
     pub value_size: u32,
     /// Elements.
@@ -161,6 +163,7 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     Ok(MapInfo {
         id: info.id,
         kind: info.type_,
+        key_size: info.key_size,
         value_size: info.value_size,
         max_entries: info.max_entries,
         name: name_of(&info.name),
@@ -177,15 +180,24 @@ fn object_info<T>(fd: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
 
 /// Bytes that the kernel copies for one value: per-CPU maps have one of `value_size`, rounded up to 8, for every
 /// possible CPU (`bpf_map_value_size`, kernel/bpf/syscall.c).
-fn user_value_size(map: BorrowedFd<'_>) -> io::Result<usize> {
-    let info = map_info(map)?;
-    let per_cpu =
-        [bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY as u32, bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32];
+fn user_value_size(info: &MapInfo) -> io::Result<usize> {
+    let per_cpu = [
+        bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY as u32,
+        bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32,
+        bpf_map_type::BPF_MAP_TYPE_LRU_PERCPU_HASH as u32,
+        bpf_map_type::BPF_MAP_TYPE_PERCPU_CGROUP_STORAGE as u32,
+    ];
     Ok(if per_cpu.contains(&info.kind) {
         (info.value_size as usize).next_multiple_of(8) * super::cpus::possible()?
     } else {
         info.value_size as usize
     })
+}
+
+/// As [`user_value_size`], for a map whose keys are 32-bit numbers: the kernel reads as many bytes as the map's keys have.
+fn value_size_by_number(map: BorrowedFd<'_>) -> io::Result<usize> {
+    let info = map_info(map)?;
+    if info.key_size == 4 { user_value_size(&info) } else { Err(wrong_size()) }
 }
 
 fn wrong_size() -> io::Error {
@@ -195,9 +207,10 @@ fn wrong_size() -> io::Error {
 /// Stores `value` under the 32-bit `key`. A struct_ops map with key 0 registers its struct.
 ///
 /// # Errors
-/// `InvalidInput` when `value` is not exactly one value of the map; the system call's.
+/// `InvalidInput` when the map's keys are of another size or `value` is not exactly one value of the map; the system
+/// call's.
 pub fn map_update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()> {
-    if value.len() != user_value_size(map)? {
+    if value.len() != value_size_by_number(map)? {
         return Err(wrong_size());
     }
     let mut a = attr();
@@ -205,6 +218,28 @@ pub fn map_update(map: BorrowedFd<'_>, key: u32, value: &[u8]) -> io::Result<()>
     a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
     a.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
     bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut a).map(drop)
+}
+
+/// Stores many elements: `keys` one after the other, and their `values`. The tries that the benchmarks compare with are
+/// filled so (Linux 5.6).
+///
+/// # Errors
+/// `InvalidInput` when the two are not whole elements of the map, as many of the one as of the other, or more than
+/// `u32::MAX`; the system call's, and then the first elements may be stored.
+pub fn map_update_batch(map: BorrowedFd<'_>, keys: &[u8], values: &[u8]) -> io::Result<()> {
+    let info = map_info(map)?;
+    let (key_size, value_size) = (info.key_size as usize, user_value_size(&info)?);
+    let count = keys.len().checked_div(key_size).and_then(|count| u32::try_from(count).ok());
+    let count = count.filter(|count| {
+        let count = *count as usize;
+        Some(keys.len()) == count.checked_mul(key_size) && Some(values.len()) == count.checked_mul(value_size)
+    });
+    let mut a = attr();
+    a.batch.map_fd = map.as_raw_fd() as u32;
+    a.batch.count = count.ok_or_else(wrong_size)?;
+    a.batch.keys = keys.as_ptr() as u64;
+    a.batch.values = values.as_ptr() as u64;
+    bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut a).map(drop)
 }
 
 /// Puts `inner` into element 0 of an array of maps, which waits for an RCU grace period
@@ -219,9 +254,9 @@ pub fn map_update_outer(outer: BorrowedFd<'_>, inner: BorrowedFd<'_>) -> io::Res
 /// Reads the value under the 32-bit `key`.
 ///
 /// # Errors
-/// ENOENT, or the system call's.
+/// ENOENT, `InvalidInput` when the map's keys are of another size, or the system call's.
 pub fn map_lookup(map: BorrowedFd<'_>, key: u32) -> io::Result<Vec<u8>> {
-    let mut value = vec![0u8; user_value_size(map)?];
+    let mut value = vec![0u8; value_size_by_number(map)?];
     let mut a = attr();
     a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
     a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
@@ -233,8 +268,9 @@ pub fn map_lookup(map: BorrowedFd<'_>, key: u32) -> io::Result<Vec<u8>> {
 /// Deletes the 32-bit `key`. A struct_ops map with key 0 unregisters its struct.
 ///
 /// # Errors
-/// ENOENT, or the system call's.
+/// ENOENT, `InvalidInput` when the map's keys are of another size, or the system call's.
 pub fn map_delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
+    value_size_by_number(map)?;
     let mut a = attr();
     a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
     a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;

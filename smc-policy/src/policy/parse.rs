@@ -28,11 +28,12 @@ impl ParseError {
 /// # Errors
 /// Anything else, host names and networks with host bits set included.
 pub fn addresses(text: &str) -> Result<AddrRange, ParseError> {
-    if let Ok(ip) = text.parse::<IpAddr>() {
-        return Ok(AddrRange::single(from_ip(ip)));
-    }
+    // First, because of long lists: nothing with a slash is anything else.
     if let Some((address, bits)) = text.split_once('/') {
         return network(text, address, bits);
+    }
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(AddrRange::single(from_ip(ip)));
     }
     if let Some((first, last)) = text.split_once('-')
         && let Ok(first) = first.parse::<IpAddr>()
