@@ -1,6 +1,7 @@
 //! The project's build tool: `cargo xtask help` lists what it can do.
 
 mod apt;
+mod bench;
 mod cargo;
 mod demo;
 mod deny;
@@ -36,6 +37,8 @@ enum Task {
     Demo,
     /// Check everything, on this host and in every kernel of the lab
     Test(test::Arguments),
+    /// Measure decisions and the filling of tables beside their peers, as root on a quiet machine
+    Bench(bench::Arguments),
     /// Rebuild the committed eBPF objects with the reference builder
     Ebpf {
         /// Change nothing: say whether the committed objects belong to the sources
@@ -65,6 +68,7 @@ fn run(task: Task) -> Result<ExitCode> {
             return Ok(if test::command(arguments, &cache)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Task::Lab(arguments) => return Ok(lab::command(&arguments, &cache)?.into()),
+        Task::Bench(arguments) => bench::command(&arguments)?,
         Task::Ebpf { check: false } => ebpf::write(&cache)?,
         Task::Ebpf { check: true } => match ebpf::check(&cache, std::env::var_os("CI").is_some())? {
             ebpf::Checked::Whole => println!("the committed objects are what the sources give"),

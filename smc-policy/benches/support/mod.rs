@@ -9,7 +9,7 @@ pub mod networks;
 pub mod pins;
 pub mod usage;
 
-use std::env;
+use std::{env, fs};
 
 use smc_policy::kernel::capability;
 
@@ -40,6 +40,7 @@ impl Options {
             return None;
         }
         let only = arguments.iter().skip_while(|argument| *argument != "--only").nth(1).cloned();
+        println!("{}\n", machine());
         Some(Self { quick: given("--quick"), only })
     }
 
@@ -52,6 +53,17 @@ impl Options {
     pub fn seed() -> u64 {
         env::var("SMC_POLICY_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(7609)
     }
+}
+
+/// What kind of machine this is, and how busy.
+fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cpus = read("/proc/cpuinfo");
+    let models: Vec<&str> = cpus.lines().filter_map(|line| line.strip_prefix("model name\t: ")).collect();
+    let load = read("/proc/loadavg");
+    let load = load.split(' ').next().unwrap_or_default();
+    let (count, model) = (models.len(), models.first().unwrap_or(&"unknown"));
+    format!("Linux {}, {count} CPUs ({model}), load {load} at the start", smc_policy::kernel::release())
 }
 
 /// The middle one; 0 of none.
