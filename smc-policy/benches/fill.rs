@@ -23,7 +23,7 @@ use smc_policy::{
     },
     policy::{
         Action, Defaults, Directions, Place, Policy, Rule, SourceFile,
-        address::{AddrRange, AddrSet},
+        address::{AddrRange, AddrSet, from_ip, to_ip},
         compile, load, parse, run_tests,
     },
 };
@@ -41,6 +41,9 @@ use support::{
 
 /// The first argument of this program when it is to be measured itself.
 const CHILD: &str = "--measured";
+/// The first argument of this program when it is to write the files. In a process of its own as well: the most memory that
+/// the kernel says a program had is never less than what its parent had when it was started.
+const WRITER: &str = "--write";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().collect();
@@ -49,12 +52,17 @@ fn main() -> Result<()> {
     {
         return put_in_force(Form::of(form), Path::new(file), Path::new(run), Path::new(pins), peer);
     }
+    if let [_, first, label, count, seed, folder] = arguments.as_slice()
+        && first == WRITER
+    {
+        return Files::write(label, count.parse()?, seed.parse()?, Path::new(folder));
+    }
     let Some(options) = Options::read("fill") else { return Ok(()) };
     let pins = Pins::new("smc-policy-bench-fill")?;
     // The record of what is in force is kept in /run, a file system in memory.
-    let files = tempfile::tempdir_in("/run").or_else(|_| tempfile::tempdir())?;
+    let folder = tempfile::tempdir_in("/run").or_else(|_| tempfile::tempdir())?;
     let peers = Peers::find();
-    println!("CPU seconds (wall seconds, MiB of the program itself), median of the runs\n");
+    println!("CPU seconds (wall seconds, most MiB of the program itself), median of the runs\n");
     println!(
         "| networks | smc-policy, TOML | smc-policy, lines | nft -f | ipset restore | nft : TOML | nft : lines | ipset : TOML | ipset : lines |"
     );
@@ -68,8 +76,8 @@ fn main() -> Result<()> {
                 if !options.wants(&label) {
                     continue;
                 }
-                let set = Set { family, mix, networks: generate(family, mix, *count, Options::seed()) };
-                let row = Row::measure(&set, options.quick, &peers, files.path(), &pins)?;
+                let files = Files::new(family, mix, *count, folder.path())?;
+                let row = Row::measure(&files, *count, options.quick, &peers, &pins)?;
                 println!("| {label} | {row} |");
                 if *count == 1_000_000 {
                     reached.extend(row.figures(family, mix));
@@ -84,10 +92,55 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-struct Set {
-    family: Family,
-    mix: Mix,
-    networks: Vec<Network>,
+/// The same networks as each program wants them.
+struct Files {
+    toml: PathBuf,
+    lines: PathBuf,
+    nft: PathBuf,
+    ipset: PathBuf,
+    /// Where records are written.
+    run: PathBuf,
+    /// An address in one of the networks.
+    peer: String,
+}
+
+impl Files {
+    fn paths(folder: &Path) -> Self {
+        let path = |name: &str| folder.join(name);
+        Self {
+            toml: path("policy.toml"),
+            lines: path("list.txt"),
+            nft: path("nft.txt"),
+            ipset: path("ipset.txt"),
+            run: path("run"),
+            peer: String::new(),
+        }
+    }
+
+    fn new(family: Family, mix: Mix, count: usize, folder: &Path) -> Result<Self> {
+        let mut writer = Command::new(env::current_exe()?);
+        writer.args([WRITER, name(family, mix), &count.to_string(), &Options::seed().to_string()]);
+        let peer = successful(writer.arg(folder))?.stdout.trim().to_owned();
+        Ok(Self { peer, ..Self::paths(folder) })
+    }
+
+    /// Writes them, and prints the address.
+    fn write(label: &str, count: usize, seed: u64, folder: &Path) -> Result<()> {
+        let mut kinds = [Family::V4, Family::V6]
+            .into_iter()
+            .flat_map(|family| [Mix::Routes, Mix::Hosts].map(|mix| (family, mix)));
+        let kind = kinds.find(|(family, mix)| name(*family, *mix) == label);
+        let (family, mix) = kind.ok_or_else(|| format!("no networks are called {label}"))?;
+        let networks = generate(family, mix, count, seed);
+        let files = Self::paths(folder);
+        fs::write(files.toml, toml_text(&networks))?;
+        fs::write(files.lines, joined(&networks, "\n") + "\n")?;
+        fs::write(files.nft, nft_text(family, mix, &networks))?;
+        fs::write(files.ipset, ipset_text(family, &networks))?;
+        let first = networks.first().ok_or("no networks")?;
+        println!("{}", to_ip(address(family, first.first)));
+        Ok(())
+    }
 }
 
 /// How the networks are written.
@@ -167,8 +220,15 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
     steps.done("create");
     instance.fill(1, &tables.cells)?;
     steps.done("fill");
-    let request =
-        Request { sources: &sources, policy: &policy, origin: &[], observe: false, replace_foreign: false };
+    let request = Request {
+        sources: &sources,
+        policy: &policy,
+        origin: &[],
+        observe: false,
+        replace_foreign: false,
+        token: "benchmark",
+        unconfirmed_until: None,
+    };
     let record = Record::new(1, &request, &slots);
     record::write(&record::path_of(run, 1), &record)?;
     // What is kept for the next boot is written a second time.
@@ -178,7 +238,7 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
     instance.switch(1);
     steps.done("switch");
     // In force?
-    let peer = smc_policy::policy::address::from_ip(peer.parse()?);
+    let peer = from_ip(peer.parse()?);
     let local = if peer.as_v4().is_some() { Addr::v4(0x0a00_0001) } else { address(Family::V6, 1) };
     let query = Query { peer, local, port: 443, direction: Direction::Outbound };
     let rule = slots.rules.first().copied();
@@ -336,43 +396,28 @@ struct Row {
 }
 
 impl Row {
-    fn measure(set: &Set, quick: bool, peers: &Peers, files: &Path, pins: &Pins) -> Result<Self> {
-        let Set { family, mix, networks } = set;
-        let large = networks.len() >= 1_000_000;
-        let (ours, ipsets, nfts) = match (quick, large) {
+    fn measure(files: &Files, count: usize, quick: bool, peers: &Peers, pins: &Pins) -> Result<Self> {
+        let (ours, ipsets, nfts) = match (quick, count) {
             (true, _) => (1, 1, 1),
-            (false, false) => (7, 5, 3),
-            (false, true) => (7, 3, 1),
+            (false, ..1_000_000) => (7, 5, 3),
+            (false, _) => (7, 3, 1),
         };
-        let write = |name: &str, text: String| -> Result<PathBuf> {
-            let path = files.join(name);
-            fs::write(&path, text)?;
-            Ok(path)
-        };
-        let toml = write("policy.toml", toml_text(networks))?;
-        let lines = write("list.txt", joined(networks, "\n") + "\n")?;
-        let run = files.join("run");
-        let peer = networks.first().map(|network| address(*family, network.first)).unwrap_or_default();
-        let peer = smc_policy::policy::address::to_ip(peer).to_string();
         let mut measured: [Vec<Usage>; 2] = Default::default();
-        let mut ipset = Vec::new();
-        let ipset_file = write("ipset.txt", ipset_text(*family, networks))?;
+        let (mut ipset, mut nft) = (Vec::new(), Vec::new());
         for turn in 0..ours {
-            for (form, file, runs) in [(Form::Toml, &toml, 0usize), (Form::Lines, &lines, 1)] {
+            for ((form, file), runs) in
+                [(Form::Toml, &files.toml), (Form::Lines, &files.lines)].into_iter().zip(&mut measured)
+            {
                 let mut command = Command::new(env::current_exe()?);
-                command.arg(CHILD).arg(form.word()).args([file, &run, pins.path()]).arg(&peer);
-                measured[runs].push(successful(&mut command)?);
+                command.args([CHILD, form.word()]).args([file, &files.run, pins.path()]).arg(&files.peer);
+                runs.push(successful(&mut command)?);
                 pins.clear()?;
             }
             if turn < ipsets && peers.ipset.is_ok() {
-                ipset.push(successful(isolated("ipset").args(["restore", "-file"]).arg(&ipset_file))?);
+                ipset.push(successful(isolated("ipset").args(["restore", "-file"]).arg(&files.ipset))?);
             }
-        }
-        let nft_file = write("nft.txt", nft_text(*family, *mix, networks))?;
-        let mut nft = Vec::new();
-        if peers.nft.is_ok() {
-            for _ in 0..nfts {
-                nft.push(successful(isolated("nft").arg("-f").arg(&nft_file))?);
+            if turn < nfts && peers.nft.is_ok() {
+                nft.push(successful(isolated("nft").arg("-f").arg(&files.nft))?);
             }
         }
         let some = |runs: &[Usage]| (!runs.is_empty()).then(|| Cost::of(runs));

@@ -2,25 +2,27 @@
 
 use std::path::{Path, PathBuf};
 
-use smc_policy::kernel::{
-    error::KernelError,
-    instance::{remove_empty, remove_others},
-};
+use smc_policy::kernel::instance::{remove_empty, remove_others};
+
+use super::Result;
 
 /// The folder.
 pub struct Pins(PathBuf);
 
 impl Pins {
     /// A folder of this name; what an interrupted run left in it is removed.
-    pub fn new(name: &str) -> Result<Self, KernelError> {
+    pub fn new(name: &str) -> Result<Self> {
         let pins = Self(Path::new("/sys/fs/bpf").join(name));
         pins.clear()?;
         Ok(pins)
     }
 
     /// Removes the instances in it.
-    pub fn clear(&self) -> Result<(), KernelError> {
-        remove_others(&self.0, None).map(drop)
+    pub fn clear(&self) -> Result<()> {
+        match remove_others(&self.0, None).problems.as_slice() {
+            [] => Ok(()),
+            problems => Err(problems.join("; ").into()),
+        }
     }
 
     /// Where it is.
