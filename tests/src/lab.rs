@@ -1,14 +1,16 @@
 //! A test's own world: a network namespace with addresses on its loopback interface, and folders for the binary.
 
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use smc_policy::kernel::sys;
+use smc_policy::kernel::{hs_ctrl, sys};
 
 use crate::connection::{Kind, Listener, Outcome, exchange};
 use crate::tool::{Home, Run};
-use crate::{netns, ueid};
+use crate::{eventually, netns, ueid};
 
 /// IPv6 addresses of every lab besides ::1: fd00:5::1 to fd00:5::4 and fd00:6::1.
 #[must_use]
@@ -25,6 +27,8 @@ pub fn v6_addresses() -> Vec<IpAddr> {
 pub struct Lab {
     /// The binary's folders.
     pub home: Home,
+    /// What was registered before the test.
+    others: Vec<String>,
 }
 
 impl Lab {
@@ -35,7 +39,9 @@ impl Lab {
     /// As `body` does, and when the world cannot be made: say `needs!(Root, SmcD, Netns)` first.
     pub fn run<T: Send>(body: impl FnOnce(&Self) -> T + Send) -> T {
         ueid::ensure().expect("a UEID");
-        netns::in_new_namespace(&v6_addresses(), || body(&Self::default()))
+        netns::in_new_namespace(&v6_addresses(), || {
+            body(&Self { others: registrations(), ..Self::default() })
+        })
     }
 
     /// Runs `body` in a new world on a kernel that cannot speak SMC, or not within one machine.
@@ -92,23 +98,81 @@ impl Lab {
             .unwrap_or_else(|| panic!("no hits of {rule}: {status:#}"))
     }
 
-    /// The instances that are pinned.
-    ///
-    /// # Panics
-    /// If there is no folder of pins.
+    /// Where instances are pinned.
     #[must_use]
-    pub fn instances(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.home.bpffs().join("smc-policy")).expect("a folder of pins");
-        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+    pub fn pins(&self) -> PathBuf {
+        self.home.bpffs().join("smc-policy")
     }
 
-    /// Changes what the pinned instance says of its programs: the next `apply` takes them for another version's.
+    /// The instances that are pinned, complete or not.
+    #[must_use]
+    pub fn instances(&self) -> Vec<String> {
+        names(&self.pins())
+    }
+
+    /// The instances that are registered with the kernel since the test began.
+    ///
+    /// # Panics
+    /// If the kernel does not tell.
+    #[must_use]
+    pub fn registrations(&self) -> Vec<String> {
+        registrations().into_iter().filter(|id| !self.others.contains(id)).collect()
+    }
+
+    /// Nothing but what belongs to the policy in force is there: one instance, pinned, registered and selected, one
+    /// record, and no half-written file.
+    ///
+    /// # Panics
+    /// If there is less, or more.
+    #[track_caller]
+    pub fn assert_nothing_piles_up(&self) {
+        let instances = self.instances();
+        assert_eq!(selected(), format!("smcpol_{}", instances.join(" and ")), "one instance");
+        self.assert_registered(&instances);
+        self.assert_files(1);
+    }
+
+    /// Nothing of the tool is loaded, registered, selected or recorded.
+    ///
+    /// # Panics
+    /// If something is.
+    #[track_caller]
+    pub fn assert_nothing_in_force(&self) {
+        assert_eq!((selected(), self.instances()), (String::new(), vec![]));
+        self.assert_registered(&[]);
+        self.assert_files(0);
+    }
+
+    #[track_caller]
+    fn assert_registered(&self, expected: &[String]) {
+        // The kernel lets go of a registration's map some time after the last process.
+        eventually(&format!("{expected:?} alone are registered"), || self.registrations() == expected);
+    }
+
+    #[track_caller]
+    fn assert_files(&self, records: usize) {
+        let (run, state) = (names(&self.home.path("run")), names(&self.home.path("state")));
+        let found = run.iter().filter(|name| name.starts_with("gen-")).count();
+        assert_eq!(found, records, "records: {run:?}");
+        let half = run.iter().chain(&state).filter(|name| name.ends_with(".tmp") || *name == "next.json");
+        assert_eq!(half.collect::<Vec<_>>(), [""; 0], "half-written: {run:?} {state:?}");
+    }
+
+    /// The record of generation `n`.
+    #[must_use]
+    pub fn record(&self, n: u64) -> PathBuf {
+        self.home.path(&format!("run/gen-{n}"))
+    }
+
+    /// Changes what the pinned instances say of their programs: the next `apply` takes them for another version's.
     ///
     /// # Panics
     /// If nothing is applied.
     pub fn pretend_other_version(&self) {
-        for id in self.instances() {
-            let path = self.home.bpffs().join("smc-policy").join(id).join("info");
+        let instances = self.instances();
+        assert!(!instances.is_empty(), "nothing is pinned");
+        for id in instances {
+            let path = self.pins().join(id).join("info");
             let map = sys::get_pinned(&path).expect("the pinned map");
             let mut info = sys::map_lookup(map.as_fd(), 0).expect("what the instance says");
             // Bytes 16 to 32 identify the object (smc-policy/src/kernel/instance.rs).
@@ -132,13 +196,27 @@ impl Lab {
     }
 }
 
+fn registrations() -> Vec<String> {
+    let all = hs_ctrl::registrations().expect("the kernel's registrations");
+    all.into_iter().map(|(id, _)| id).collect()
+}
+
+/// The names in a folder, sorted; of one that is not there: none.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
 /// What this network namespace has selected in `net.smc.hs_ctrl`.
 ///
 /// # Panics
 /// If the kernel has no such sysctl.
 #[must_use]
 pub fn selected() -> String {
-    let text = std::fs::read_to_string("/proc/sys/net/smc/hs_ctrl").expect("net.smc.hs_ctrl");
+    let text = fs::read_to_string("/proc/sys/net/smc/hs_ctrl").expect("net.smc.hs_ctrl");
     text.trim_end_matches(['\n', '\0']).to_owned()
 }
 

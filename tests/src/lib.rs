@@ -18,20 +18,44 @@
     reason = "all of this crate is test code: a panic is how a test fails"
 )]
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 pub mod connection;
+pub mod foreign;
 pub mod lab;
+pub mod mounts;
 pub mod needs;
 pub mod netns;
 pub mod rng;
+pub mod services;
 pub mod sys;
 pub mod tool;
+pub mod trap;
 pub mod ueid;
 
 pub use connection::{Kind, Listener, Outcome, Pair, Transport, exchange};
+pub use foreign::Foreign;
 pub use lab::Lab;
+pub use mounts::Mount;
 pub use needs::Need;
 pub use rng::Rng;
+pub use services::Services;
 pub use tool::{Home, Run, Running};
+pub use trap::Trap;
+
+/// Waits until `is_so`.
+///
+/// # Panics
+/// When it takes longer than a minute, with `what` was waited for.
+#[track_caller]
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// Whether the large numbers were asked for (`SMC_POLICY_FULL=1`).
 #[must_use]

@@ -1,5 +1,5 @@
-//! The system calls that std does not offer: sockets of other families, and a private network namespace. The only
-//! unsafe code of this crate.
+//! The system calls that std does not offer: sockets of other families, private namespaces, mounts. The only unsafe code
+//! of this crate.
 
 use std::ffi::CStr;
 use std::io;
@@ -105,22 +105,104 @@ pub fn unshare_network() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) })
 }
 
+/// Moves the calling thread, and what it starts from now on, into a mount namespace of its own: what it mounts goes with
+/// it, and nobody else sees it.
+///
+/// # Errors
+/// What unshare(2) and mount(2) say: needs `CAP_SYS_ADMIN`.
+pub fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: unshare(2) takes no pointers. The thread's working directory becomes its own, which std does not rely on
+    // being shared.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
+    mount(None, c"/", None, libc::MS_REC | libc::MS_PRIVATE, None)
+}
+
+/// Makes what is at `at` read-only, for the calling thread's mount namespace.
+///
+/// # Errors
+/// What mount(2) says.
+pub fn mount_read_only(at: &CStr) -> io::Result<()> {
+    mount(Some(at), at, None, libc::MS_BIND, None)?;
+    mount(None, at, None, libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY, None)
+}
+
+/// Mounts an empty tmpfs at `at`; `options` as `size=64k`.
+///
+/// # Errors
+/// What mount(2) says.
+pub fn mount_tmpfs(at: &CStr, options: &CStr) -> io::Result<()> {
+    mount(Some(c"tmpfs"), at, Some(c"tmpfs"), 0, Some(options))
+}
+
+/// Takes away what is mounted at `at`, at once for whoever looks, even if it is in use.
+///
+/// # Errors
+/// What umount2(2) says.
+pub fn unmount(at: &CStr) -> io::Result<()> {
+    // SAFETY: the string ends in NUL and outlives the call.
+    check(unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) })
+}
+
+fn mount(
+    from: Option<&CStr>,
+    at: &CStr,
+    kind: Option<&CStr>,
+    flags: libc::c_ulong,
+    options: Option<&CStr>,
+) -> io::Result<()> {
+    let pointer = |text: Option<&CStr>| text.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: every string ends in NUL and outlives the call; null is allowed where something is left out.
+    check(unsafe { libc::mount(pointer(from), at.as_ptr(), pointer(kind), flags, pointer(options).cast()) })
+}
+
 /// Lets `command` see /proc/sys read-only, in a mount namespace of its own.
 pub fn with_read_only_proc_sys(command: &mut Command) {
-    fn remount() -> io::Result<()> {
-        let mount = |from: Option<&CStr>, at: &CStr, flags| {
-            let from = from.map_or(std::ptr::null(), CStr::as_ptr);
-            // SAFETY: strings end in NUL and outlive the call; no file system type and no data are given.
-            check(unsafe { libc::mount(from, at.as_ptr(), std::ptr::null(), flags, std::ptr::null()) })
-        };
-        // SAFETY: unshare(2) takes no pointers.
-        check(unsafe { libc::unshare(libc::CLONE_NEWNS) })?;
-        mount(None, c"/", libc::MS_REC | libc::MS_PRIVATE)?;
-        mount(Some(c"/proc/sys"), c"/proc/sys", libc::MS_BIND)?;
-        mount(None, c"/proc/sys", libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY)
-    }
+    let remount = || {
+        unshare_mounts()?;
+        mount_read_only(c"/proc/sys")
+    };
     // SAFETY: between fork and exec only system calls are made: nothing allocates and no lock is taken.
     unsafe { command.pre_exec(remount) };
+}
+
+/// Lets `command` open at most `files` files.
+pub fn with_file_limit(command: &mut Command, files: u64) {
+    let limit = libc::rlimit { rlim_cur: files, rlim_max: files };
+    let set = move || {
+        // SAFETY: the pointer is to a live rlimit.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
+    };
+    // SAFETY: between fork and exec only a system call is made: nothing allocates and no lock is taken.
+    unsafe { command.pre_exec(set) };
+}
+
+/// Starts `command` in the network namespace that `namespace` (an open /proc/PID/ns/net) is a file of.
+pub fn in_network(command: &mut Command, namespace: OwnedFd) {
+    let enter = move || {
+        // SAFETY: setns(2) takes no pointers; the descriptor is open as long as the command is.
+        check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
+    };
+    // SAFETY: between fork and exec only a system call is made: nothing allocates and no lock is taken.
+    unsafe { command.pre_exec(enter) };
+}
+
+/// Makes a FIFO: whoever opens it waits for the other end.
+///
+/// # Errors
+/// What mkfifo(3) says.
+pub fn make_fifo(at: &CStr) -> io::Result<()> {
+    // SAFETY: the string ends in NUL and outlives the call.
+    check(unsafe { libc::mkfifo(at.as_ptr(), 0o600) })
+}
+
+/// Sends SIGKILL to a process, which must be one that the caller started, or a child of such a one.
+///
+/// # Errors
+/// What kill(2) says; ESRCH: it has ended.
+pub fn kill(pid: u32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    // SAFETY: kill(2) takes no pointers.
+    check(unsafe { libc::kill(pid, libc::SIGKILL) })
 }
 
 fn set_option<T>(socket: &impl AsFd, option: i32, value: &T) -> io::Result<()> {

@@ -1,9 +1,9 @@
 //! Runs the real binary, with its files in places of its own.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -123,7 +123,21 @@ impl Home {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{shown}: {error}"));
         let stdout = collect(child.stdout.take().expect("stdout is piped"));
         let stderr = collect(child.stderr.take().expect("stderr is piped"));
-        Running { child, shown, started: Instant::now(), stdout: Some(stdout), stderr: Some(stderr) }
+        let stdin = child.stdin.take();
+        Running { child, shown, started: Instant::now(), stdin, stdout: Some(stdout), stderr: Some(stderr) }
+    }
+
+    /// As [`Self::start`], with a standard input that is open and silent: [`Running::press_enter`].
+    ///
+    /// # Panics
+    /// When the binary cannot be started.
+    pub fn start_with_input<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Running {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::piped());
+        self.start_command(command)
     }
 
     /// Runs the command to its end.
@@ -147,8 +161,9 @@ impl Drop for Home {
     }
 }
 
-/// bpffs refuses remove_dir_all's way of opening folders on some kernels, and holds nothing but pins and folders.
-fn remove_pins(folder: &Path) {
+/// Removes a folder of bpffs with all pins in it. (bpffs refuses remove_dir_all's way of opening folders on some
+/// kernels.)
+pub fn remove_pins(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_pins(&entry.path());
@@ -165,6 +180,7 @@ pub struct Running {
     child: Child,
     shown: String,
     started: Instant,
+    stdin: Option<ChildStdin>,
     stdout: Option<thread::JoinHandle<String>>,
     stderr: Option<thread::JoinHandle<String>>,
 }
@@ -197,6 +213,32 @@ impl Running {
         let _ = self.child.kill();
         let status = self.child.wait().expect("wait for the killed command");
         self.finished(status)
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The processes that it has started and that still run.
+    ///
+    /// # Panics
+    /// When /proc cannot be read.
+    #[must_use]
+    pub fn children(&self) -> Vec<u32> {
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| parent_of(*pid) == Some(self.pid())).collect()
+    }
+
+    /// Gives it an empty line.
+    ///
+    /// # Panics
+    /// When it was not started by [`Home::start_with_input`] or has ended.
+    pub fn press_enter(&mut self) {
+        let stdin = self.stdin.as_mut().expect("a command with input");
+        stdin.write_all(b"\n").expect("the command reads");
     }
 
     /// Whether it still runs.
@@ -263,6 +305,21 @@ impl Run {
         self.expect_code(0)
     }
 
+    /// Itself, if it was refused: exit code `code`, everything in `says` on standard error, and no panic.
+    ///
+    /// # Panics
+    /// If it was not, with everything that was printed.
+    #[track_caller]
+    #[allow(clippy::must_use_candidate, reason = "often called for the check alone")]
+    pub fn refused(self, code: i32, says: &[&str]) -> Self {
+        let run = self.expect_code(code);
+        for words in says {
+            assert!(run.stderr.contains(words), "'{words}' is not in {run:#?}");
+        }
+        assert!(!run.stderr.contains("panicked"), "{run:#?}");
+        run
+    }
+
     /// Standard output as JSON.
     ///
     /// # Panics
@@ -272,6 +329,15 @@ impl Run {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("no JSON ({error}): {self:#?}"))
     }
+}
+
+/// The parent of a running process; none when it has ended.
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // PID (NAME) STATE PARENT: the name may hold spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    (fields.next()? != "Z").then(|| fields.next()?.parse().ok())?
 }
 
 fn shown(command: &Command) -> String {

@@ -522,7 +522,10 @@ fn an_open_connection_lives_on_and_is_reported() {
         let pair = Pair::open(Kind::AfSmc, None, &listener).unwrap();
         pair.exchange(&[1000]).unwrap();
         assert!(pair.judge().unwrap().is_smc());
-        let run = lab.apply(
+        let other = listen(Kind::AfSmc, "127.0.0.3");
+        let bystander = Pair::open(Kind::AfSmc, None, &other).unwrap();
+        let path = lab.home.write(
+            "no-more.toml",
             r#"
             version = 1
             [[rule]]
@@ -532,12 +535,25 @@ fn an_open_connection_lives_on_and_is_reported() {
             peers = ["127.0.0.2"]
             "#,
         );
-        let said = format!("{}{}", run.stdout, run.stderr);
-        assert!(said.contains('1') && said.contains("connection"), "live connections: {run:#?}");
+        let run = lab.home.run(["apply".as_ref(), "--json".as_ref(), path.as_os_str()]).ok();
+        let client = pair.judge().unwrap().client;
+        let expected = serde_json::json!([{
+            "direction": "outbound",
+            "local": client.local.to_string(),
+            "peer": listener.address().to_string(),
+            "rule": "no-more",
+        }]);
+        assert_eq!(run.json()["live_denied"], expected, "{run:#?}");
+        let text = lab.home.run(["apply".as_ref(), path.as_os_str()]).ok().stdout;
+        assert!(text.contains("1 live SMC connection that this policy denies: it lives on"), "{text}");
+        assert!(text.contains(&client.local.to_string()) && text.contains("by rule no-more"), "{text}");
         pair.exchange(&[1, 100_000]).unwrap();
         assert!(pair.judge().unwrap().is_smc());
         assert_denied(Kind::AfSmc, None, &listener);
         pair.close().unwrap();
+        bystander.close().unwrap();
+        let run = lab.home.run(["apply".as_ref(), "--json".as_ref(), path.as_os_str()]).ok();
+        assert_eq!(run.json()["live_denied"], serde_json::json!([]), "closed: {run:#?}");
     });
 }
 
@@ -585,5 +601,41 @@ peers = ["127.0.9.0/24"]
         assert_eq!((&answer["action"], &answer["rule"]), (&"deny".into(), &"network".into()));
         let text = lab.home.run(["explain", "--inbound", "127.0.9.9"]).expect_code(1).stdout;
         assert!(text.contains("network") && text.contains("explained.toml"), "{text}");
+    });
+}
+
+#[test]
+fn explain_answers_without_a_policy() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let mut answer = lab.explain(&["127.0.0.2:443"]);
+        let regions = answer.as_object_mut().unwrap().remove("regions").unwrap();
+        assert_eq!(regions.as_array().map(Vec::len), Some(1), "{regions:#}");
+        // The same fields as with a policy, or a reader of them would stumble.
+        let expected = serde_json::json!({
+            "version": 1,
+            "peer": "127.0.0.2",
+            "port": 443,
+            "local": null,
+            "direction": "outbound",
+            "judged_by": "in force",
+            "generation": null,
+            "mode": "enforce",
+            "only_observed": false,
+            "files_differ": false,
+            "action": "allow",
+            "by": "nothing",
+            "rule": null,
+            "file": null,
+            "line": null,
+            "passed": [],
+        });
+        assert_eq!(answer, expected);
+        lab.apply("version = 1\n");
+        let with = lab.explain(&["127.0.0.2:443"]);
+        let names = |document: &serde_json::Value| -> Vec<String> {
+            document.as_object().unwrap().keys().filter(|name| *name != "regions").cloned().collect()
+        };
+        assert_eq!(names(&with), names(&answer));
     });
 }
