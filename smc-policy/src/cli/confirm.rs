@@ -73,18 +73,21 @@ pub(super) fn wait(paths: &Paths, token: &str, time: Duration, guard: Guard, out
             out.note("Confirmed.");
             Ok(Exit::Ok)
         } else {
-            out.note(&format!("Too late: {}.", in_force(paths)?));
+            out.note(&format!("Too late: {}.", in_force(paths, &State::read(paths)?)));
             Ok(Exit::No)
         };
     }
     guard.finish();
     // The guard may have been killed, or have failed: then it is for us to do, or to say why not.
-    match rollback::revert(paths, token)? {
-        RolledBack::NotWaiting | RolledBack::To { .. } | RolledBack::ToNothing(_) => {
-            out.note(&format!("Not confirmed: {}.", in_force(paths)?));
-            Ok(Exit::No)
-        }
+    let done = rollback::revert(paths, token)?;
+    let state = State::read(paths)?;
+    let is_in_force = state.record.as_ref().is_some_and(|r| r.token == token);
+    if matches!(done, RolledBack::NotWaiting) && is_in_force {
+        out.note(&format!("Confirmed meanwhile: {}.", in_force(paths, &state)));
+        return Ok(Exit::Ok);
     }
+    out.note(&format!("Not confirmed: {}.", in_force(paths, &state)));
+    Ok(Exit::No)
 }
 
 fn enter_within(time: Duration) -> bool {
@@ -104,14 +107,13 @@ fn enter_within(time: Duration) -> bool {
 }
 
 /// What is in force now, in words.
-fn in_force(paths: &Paths) -> Result<String, Failure> {
-    let state = State::read(paths)?;
-    Ok(match (state.in_force(), state.trouble(paths)) {
+fn in_force(paths: &Paths, state: &State) -> String {
+    match (state.in_force(), state.trouble(paths)) {
         (Some((_, record)), _) => {
             let files: Vec<_> = record.sources.iter().map(|s| s.path.display().to_string()).collect();
             format!("generation {} is in force ({})", record.generation, files.join(", "))
         }
         (None, Some(trouble)) => trouble,
         (None, None) => "no policy is in force".to_owned(),
-    })
+    }
 }

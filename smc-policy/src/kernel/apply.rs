@@ -171,19 +171,19 @@ pub(super) fn locked(
         Some((record, compiled)) if record == state.record => compiled,
         _ => Compiled::new(request, state.record.as_ref())?,
     };
-    let mut apply = Apply { paths, request, selected: state.selected.clone(), warnings: Vec::new() };
-    apply.recover(&state);
     // A file that cannot be read keeps nothing waiting.
     let waits = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
+    let mut apply = Apply { paths, request, selected: state.selected.clone(), waits, warnings: Vec::new() };
+    apply.recover(&state);
     if request.unconfirmed_until.is_some() {
-        if let Some(waits) = waits.as_ref().filter(|_| apply.is_in_force(&state)) {
+        if let Some(waits) = apply.waits.as_ref().filter(|_| apply.is_in_force(&state)) {
             return Err(ApplyError::Waiting { seconds: waits.seconds_left() });
         }
         if let Some(trouble) = state.trouble(paths) {
             return Err(ApplyError::NoWayBack(trouble));
         }
     }
-    match apply.run(state, &compiled, waits) {
+    match apply.run(state, &compiled) {
         Ok(outcome) => Ok(outcome),
         Err(e) => {
             clean_up(paths);
@@ -212,6 +212,8 @@ struct Apply<'a> {
     request: &'a Request<'a>,
     /// What was selected when the work began.
     selected: Selected,
+    /// The policy in force, if it waits for confirmation.
+    waits: Option<Unconfirmed>,
     warnings: Vec<String>,
 }
 
@@ -234,12 +236,7 @@ impl Apply<'_> {
         })
     }
 
-    fn run(
-        &mut self,
-        state: State,
-        compiled: &Compiled,
-        waits: Option<Unconfirmed>,
-    ) -> Result<Outcome, KernelError> {
+    fn run(&mut self, state: State, compiled: &Compiled) -> Result<Outcome, KernelError> {
         let same = self.is_in_force(&state);
         let (generation, change, before) = match (state.instance, state.record) {
             (Some(instance), Some(before)) => {
@@ -248,7 +245,7 @@ impl Apply<'_> {
                 let wasteful = is_wasteful(sizes, needs);
                 if current && fits(sizes, needs) && !wasteful {
                     if same {
-                        let change = self.keep(&instance, &before, waits.is_some());
+                        let change = self.keep(&instance, &before);
                         (before.generation, change, Some(before))
                     } else {
                         let generation = self.switch(&instance, &before, compiled)?;
@@ -262,21 +259,21 @@ impl Apply<'_> {
                         }
                         // Smaller tables, or another version's record: one switch of the namespace is as whole as two
                         // phases.
-                        None => self.start(Some((&instance, &before)), compiled)?,
+                        None => self.start(Some((&instance, Some(&before))), compiled)?,
                     };
                     (generation, Change::Replaced, Some(before))
                 }
             }
-            (instance, before) => {
-                let change = if instance.is_some() { Change::Replaced } else { Change::First };
-                (self.start(None, compiled)?, change, before)
+            (Some(instance), None) => {
+                (self.start(Some((&instance, None)), compiled)?, Change::Replaced, None)
             }
+            (None, _) => (self.start(None, compiled)?, Change::First, None),
         };
         Ok(Outcome { generation, change, before, warnings: std::mem::take(&mut self.warnings) })
     }
 
     /// The policy is in force already: what does not change the kernel may still be wrong.
-    fn keep(&mut self, instance: &Instance, before: &Record, waits: bool) -> Change {
+    fn keep(&mut self, instance: &Instance, before: &Record) -> Change {
         if before.origin != self.request.origin {
             let record = Record { origin: self.request.origin.to_owned(), ..before.clone() };
             let written = record::write(&record::path_of(&self.paths.run, record.generation), &record);
@@ -285,7 +282,7 @@ impl Apply<'_> {
         let healed = store::heal(&self.paths.state, before);
         self.warn(healed);
         self.tidy(instance, None);
-        if !waits {
+        if self.waits.is_none() {
             return Change::None;
         }
         let cleared = unconfirmed::clear(&self.paths.run);
@@ -339,7 +336,7 @@ impl Apply<'_> {
     ) -> Result<u64, KernelError> {
         let Ok(old_tables) = compile(policy, slots, before.observe) else {
             // This version refuses what another accepted.
-            return self.start(Some((old, before)), compiled);
+            return self.start(Some((old, Some(before))), compiled);
         };
         let needs = compiled.needs();
         let needs = Sizes {
@@ -358,18 +355,23 @@ impl Apply<'_> {
     }
 
     /// A new instance with the new policy; the namespace's choice is the one store.
-    fn start(&mut self, old: Option<(&Instance, &Record)>, compiled: &Compiled) -> Result<u64, KernelError> {
-        // Above every number that is or was in force: a record left over must not be taken for this generation's.
-        let in_force = old.map(|(_, record)| record.generation);
+    /// `old`: what is in force, with its record if that is known.
+    fn start(
+        &mut self,
+        old: Option<(&Instance, Option<&Record>)>,
+        compiled: &Compiled,
+    ) -> Result<u64, KernelError> {
+        // Above every number that is or was in force: no record must be taken for that of another generation.
+        let in_force = old.map(|(instance, _)| instance.generation());
         let generation = record::highest(&self.paths.run).max(in_force).unwrap_or(0) + 1;
         let new = self.create(compiled.needs())?;
         new.fill(generation, &compiled.tables.cells)?;
         new.switch(generation);
-        self.record(generation, old.map(|(_, record)| record), compiled)?;
+        self.record(generation, old.and_then(|(_, record)| record), compiled)?;
         new.complete(&self.paths.pins())?;
         self.select(&new)?;
         self.settle();
-        if let Some((old, _)) = old {
+        if let Some((old, Some(_))) = old {
             let kept = compiled.slots.rules.iter().copied().filter(|slot| !compiled.fresh.contains(slot));
             let defaults = [compiled.slots.default_outbound, compiled.slots.default_inbound];
             self.carry(old, kept.chain(defaults), &new);
@@ -405,13 +407,14 @@ impl Apply<'_> {
         let run = &self.paths.run;
         let record = Record::new(generation, self.request, &compiled.slots);
         record::write(&record::path_of(run, generation), &record)?;
-        match self.request.unconfirmed_until {
-            Some(until) => {
-                let token = record.token.clone();
-                unconfirmed::write(run, &Unconfirmed { token, until, before: before.cloned() })?;
-            }
-            // What waits belongs to the old policy: it is over with it.
-            None => unconfirmed::clear(run)?,
+        if let Some(until) = self.request.unconfirmed_until {
+            let token = record.token.clone();
+            // What nobody confirmed is nothing to return to.
+            let before = self.waits.as_ref().map_or(before, |waits| waits.before.as_ref());
+            let new = Unconfirmed { token, until, before: before.cloned() };
+            // Until the store, the old policy waits as before.
+            let all: Vec<_> = self.waits.iter().chain([&new]).collect();
+            unconfirmed::write(run, &all)?;
         }
         if let Err(e) = store::announce(&self.paths.state, &record) {
             self.warnings
@@ -420,9 +423,15 @@ impl Apply<'_> {
         Ok(())
     }
 
+    /// After the one store.
     fn settle(&mut self) {
         let settled = store::settle(&self.paths.state);
         self.warn(settled);
+        if self.request.unconfirmed_until.is_none() {
+            // What waited was the old policy: it is over with it.
+            let cleared = unconfirmed::clear(&self.paths.run);
+            self.warn(cleared);
+        }
     }
 
     /// Removes what is not in force any more. The policy is in force: what stays behind is no failure.

@@ -30,13 +30,13 @@ impl Unconfirmed {
     }
 }
 
-/// Writes it down.
+/// Writes them down: the policy that is about to be in force, and the one in force if that waits too.
 ///
 /// # Errors
 /// [`KernelError::Io`].
-pub fn write(run: &Path, unconfirmed: &Unconfirmed) -> Result<(), KernelError> {
+pub fn write(run: &Path, waiting: &[&Unconfirmed]) -> Result<(), KernelError> {
     let path = run.join(FILE);
-    let json = serde_json::to_vec(unconfirmed)
+    let json = serde_json::to_vec(waiting)
         .map_err(|e| KernelError::Record { path: path.clone(), what: e.to_string() })?;
     record::write_beside(&path, &json).doing(|| format!("write {}", path.display()))
 }
@@ -51,9 +51,9 @@ pub fn read(run: &Path, in_force: Option<&Record>) -> Result<Option<Unconfirmed>
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.doing(|| format!("read {}", path.display()))?,
     };
-    let found: Unconfirmed = serde_json::from_slice(&bytes)
+    let found: Vec<Unconfirmed> = serde_json::from_slice(&bytes)
         .map_err(|e| KernelError::Record { path: path.clone(), what: e.to_string() })?;
-    Ok(Some(found).filter(|u| in_force.is_some_and(|r| r.token == u.token)))
+    Ok(found.into_iter().find(|u| in_force.is_some_and(|r| r.token == u.token)))
 }
 
 /// Nothing waits any more.
