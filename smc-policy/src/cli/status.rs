@@ -15,7 +15,7 @@ use crate::{
     kernel::{
         capability,
         hs_ctrl::{self, Selected},
-        instance::Instance,
+        instance::{self, Instance},
         namespace, object,
         record::{self, Record},
         release,
@@ -89,6 +89,10 @@ struct NamespaceDocument {
 pub(super) fn run(paths: &Paths, _: &StatusArguments, out: &mut Output) -> Done {
     capability::require("reading what is in force")?;
     let state = State::read(paths)?;
+    if state.selected == Selected::None {
+        // Nothing here, but that is not to say that an apply would do.
+        instance::refuse_other_namespaces(&paths.pins())?;
+    }
     let document = gather(paths, &state)?;
     out.json(&document);
     out.text(&text(&document, out));
