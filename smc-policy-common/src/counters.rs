@@ -21,11 +21,63 @@ pub struct InstanceCounters {
     pub undecided: u64,
     /// Connections that observe mode allowed although a rule denies them.
     pub observed_denies: u64,
-    /// Reserved, zero.
-    pub reserved: u64,
+    /// SYNs sent again that went without the SMC option although the policy allows it (`retransmit = "plain"`). With
+    /// smc_hs_ctrl one a connection: the kernel does not ask again.
+    pub plain_retransmissions: u64,
+    /// tc: SYNs with the SMC option that came in for no listener of this namespace, and passed.
+    pub no_listener: u64,
+    /// tc: SYNs with the SMC option that went out for no connecting socket of this namespace, and passed.
+    pub no_socket: u64,
+    /// tc: SYNs with the SMC option that passed because TCP-AO signs their options.
+    pub signed: u64,
+    /// tc: SYNs that kept the SMC option against the verdict because the kernel refused the change (out of memory).
+    pub unchanged: u64,
+}
+
+impl InstanceCounters {
+    /// How many there are.
+    pub const COUNT: usize = 8;
+
+    /// In their order.
+    pub const fn to_array(self) -> [u64; Self::COUNT] {
+        [
+            self.decisions,
+            self.undecided,
+            self.observed_denies,
+            self.plain_retransmissions,
+            self.no_listener,
+            self.no_socket,
+            self.signed,
+            self.unchanged,
+        ]
+    }
+
+    /// From numbers in their order.
+    pub const fn from_array(numbers: [u64; Self::COUNT]) -> Self {
+        let [
+            decisions,
+            undecided,
+            observed_denies,
+            plain_retransmissions,
+            no_listener,
+            no_socket,
+            signed,
+            unchanged,
+        ] = numbers;
+        Self {
+            decisions,
+            undecided,
+            observed_denies,
+            plain_retransmissions,
+            no_listener,
+            no_socket,
+            signed,
+            unchanged,
+        }
+    }
 }
 
 const _: () = {
     assert!(size_of::<RuleCounters>() == 16);
-    assert!(size_of::<InstanceCounters>() == 32);
+    assert!(size_of::<InstanceCounters>() == 8 * InstanceCounters::COUNT);
 };

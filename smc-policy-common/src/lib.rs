@@ -7,3 +7,4 @@
 pub mod counters;
 pub mod query;
 pub mod table;
+pub mod tcp_option;

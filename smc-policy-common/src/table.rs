@@ -39,12 +39,16 @@ impl Cells for [u64] {
 /// First half of cell 0 of a table that may be searched.
 pub const MAGIC: u32 = 0x534d_4350;
 /// Version of this layout; a program refuses (allows, counts) a table of another one.
-pub const LAYOUT: u16 = 1;
+pub const LAYOUT: u16 = 2;
 
 /// Flag in cell 0: decide and count, but let every connection negotiate SMC.
 pub const FLAG_OBSERVE: u16 = 1;
 /// Flag in cell 0: some rule uses `local`, the local tables exist.
 pub const FLAG_LOCAL: u16 = 2;
+/// Flag in cell 0: a SYN that is sent again goes without the SMC option, allowed or not.
+pub const FLAG_PLAIN_RETRANSMISSIONS: u16 = 4;
+/// Flag in cell 0: SYNs that pass through this host are judged as well, as outbound (tc only).
+pub const FLAG_FORWARDED: u16 = 8;
 
 /// IPv4 peers: an [`index32`] descriptor.
 pub const H_PEER4: u32 = 1;
@@ -58,6 +62,11 @@ pub const H_LOCAL6: u32 = 6;
 pub const H_PORT: u32 = 9;
 /// Verdicts: first cell in the low half, cells a direction in the high half.
 pub const H_VERDICT: u32 = 10;
+/// Further magics of the SMC option beside the standard one: [`EXTRA_MAGICS`] cells, each `pack(in a SYN, in a SYN-ACK)`;
+/// 0: none.
+pub const H_MAGICS: u32 = 11;
+/// How many further magics there may be.
+pub const EXTRA_MAGICS: usize = 3;
 /// Cells of the header.
 pub const HEADER: u32 = 16;
 
@@ -81,6 +90,8 @@ pub struct Verdict {
     pub trust: bool,
     /// The table only observes.
     pub observe: bool,
+    /// A SYN that is sent again goes without the option.
+    pub plain_retransmissions: bool,
     /// Index of the deciding rule's counters.
     pub slot: u32,
 }
@@ -89,11 +100,18 @@ const VERDICT_ALLOW: u64 = 1 << 32;
 const VERDICT_TRUST: u64 = 1 << 33;
 
 impl Verdict {
-    /// The verdict's cell (without `observe`, which is the table's).
+    /// The verdict's cell (without `observe` and `plain_retransmissions`, which are the table's).
     pub const fn to_cell(self) -> u64 {
         self.slot as u64
             | if self.allow { VERDICT_ALLOW } else { 0 }
             | if self.trust { VERDICT_TRUST } else { 0 }
+    }
+
+    /// The flags of its table, as far as a verdict shows them.
+    #[inline(always)]
+    pub const fn table_flags(self) -> u16 {
+        (if self.observe { FLAG_OBSERVE } else { 0 })
+            | if self.plain_retransmissions { FLAG_PLAIN_RETRANSMISSIONS } else { 0 }
     }
 
     /// Reads a verdict's cell.
@@ -103,6 +121,7 @@ impl Verdict {
             allow: cell & VERDICT_ALLOW != 0,
             trust: cell & VERDICT_TRUST != 0,
             observe: flags & FLAG_OBSERVE != 0,
+            plain_retransmissions: flags & FLAG_PLAIN_RETRANSMISSIONS != 0,
             slot: cell as u32,
         }
     }
@@ -183,14 +202,17 @@ pub fn search128<C: Cells + ?Sized>(cells: &C, descriptor: u32, key: Addr) -> Op
     Some(if lo & 1 == 0 { pair as u32 } else { (pair >> 32) as u32 })
 }
 
+/// The table's flags (`FLAG_*`). `None`: there is no table, or one of another layout.
+#[inline(always)]
+pub fn flags<C: Cells + ?Sized>(cells: &C) -> Option<u16> {
+    let head = cells.cell(0)?;
+    if (head >> 32) as u32 != MAGIC || head as u16 != LAYOUT { None } else { Some((head >> 16) as u16) }
+}
+
 /// Judges `query`. `None`: there is no table, one of another layout, or a damaged one; the caller allows and counts.
 #[inline(always)]
 pub fn decide<C: Cells + ?Sized>(cells: &C, query: &Query) -> Option<Verdict> {
-    let head = cells.cell(0)?;
-    if (head >> 32) as u32 != MAGIC || head as u16 != LAYOUT {
-        return None;
-    }
-    let flags = (head >> 16) as u16;
+    let flags = flags(cells)?;
     let peer = match query.peer.as_v4() {
         Some(v4) => cells.find32(H_PEER4, v4)?,
         None => cells.find128(H_PEER6, query.peer)?,

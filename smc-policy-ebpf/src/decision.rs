@@ -1,49 +1,140 @@
 //! The decision every hook shares: look it up, count it, turn it into the hook's answer.
 
 use smc_policy_common::{
-    query::Query,
+    query::{Addr, Query, WireQuery},
     table::{self, Verdict},
 };
 
 use crate::maps::{self, Even, Odd};
 
-/// Judges `query` by the generation in force. `None`: no usable table.
-#[inline(always)]
-pub fn judge(query: &Query) -> Option<Verdict> {
-    // One read: everything else of this decision belongs to that generation.
-    if maps::generation() & 1 == 0 { table::decide(&Even, query) } else { table::decide(&Odd, query) }
+/// Of `smcpol_judge`'s `how`: the table of the odd generations.
+const ODD: u64 = 1 << 32;
+/// Of its result: there is a verdict.
+const DECIDED: u64 = 1 << 63;
+/// Of its result: where the table's flags begin.
+const FLAGS_AT: u32 = 40;
+
+/// The decision as a global function: the verifier follows it once for any arguments, and what it keeps at hand takes no
+/// room in the frames of the callers, which are large enough without. `how`: [`WireQuery::meta`] and [`ODD`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_judge(peer_hi: u64, peer_lo: u64, local_hi: u64, local_lo: u64, how: u64) -> u64 {
+    let peer = Addr { hi: peer_hi, lo: peer_lo };
+    let local = Addr { hi: local_hi, lo: local_lo };
+    let query = WireQuery { peer, local, meta: how }.query();
+    let verdict = if how & ODD == 0 { table::decide(&Even, &query) } else { table::decide(&Odd, &query) };
+    match verdict {
+        Some(verdict) => DECIDED | u64::from(verdict.table_flags()) << FLAGS_AT | verdict.to_cell(),
+        None => 0,
+    }
 }
 
-/// Judges, counts, and says whether this transmission may carry the SMC option.
 #[inline(always)]
-pub fn may_offer(query: &Query, first_transmission: bool) -> bool {
-    let verdict = judge(query);
-    let Some(stat) = maps::instance_counters() else { return true };
-    // SAFETY: both counters are this CPU's own elements of a per-CPU array, checked for null by the map look-up. A
-    // program of the same CPU that interrupts this one may cost a count, never more.
-    unsafe {
-        let Some(verdict) = verdict else {
-            // Fail open, as without the tool.
-            (*stat).undecided += u64::from(first_transmission);
-            return true;
-        };
-        if let Some(rule) = maps::rule_counters(verdict.slot) {
-            if first_transmission {
-                (*rule).hits += 1;
-            } else {
-                (*rule).retransmissions += 1;
+fn decode(result: u64) -> Option<Verdict> {
+    if result & DECIDED == 0 { None } else { Some(Verdict::from_cell(result, (result >> FLAGS_AT) as u16)) }
+}
+
+/// How a SYN or SYN-ACK is counted.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Transmission {
+    /// The connection's first.
+    First,
+    /// Sent again.
+    Again,
+    /// Counted before, at another device that it passed.
+    Counted,
+}
+
+impl Transmission {
+    /// The first one or a later one.
+    #[inline(always)]
+    pub fn new(first: bool) -> Self {
+        if first { Self::First } else { Self::Again }
+    }
+}
+
+/// The table in force at one moment. All of a decision is taken from one.
+#[derive(Clone, Copy)]
+pub struct InForce {
+    odd: bool,
+}
+
+impl InForce {
+    /// One read: everything else of this decision belongs to that generation.
+    #[inline(always)]
+    pub fn now() -> Self {
+        Self { odd: maps::generation() & 1 != 0 }
+    }
+
+    /// Judges `query`. `None`: no usable table.
+    #[inline(always)]
+    pub fn judge(self, query: &Query) -> Option<Verdict> {
+        let Query { peer, local, .. } = *query;
+        let how = WireQuery::new(query).meta | if self.odd { ODD } else { 0 };
+        decode(smcpol_judge(peer.hi, peer.lo, local.hi, local.lo, how))
+    }
+
+    /// The table's flags. `None`: no usable table.
+    #[inline(always)]
+    pub fn flags(self) -> Option<u16> {
+        if self.odd { table::flags(&Odd) } else { table::flags(&Even) }
+    }
+
+    /// A cell of its header.
+    #[inline(always)]
+    pub fn cell(self, index: u32) -> Option<u64> {
+        if self.odd { table::Cells::cell(&Odd, index) } else { table::Cells::cell(&Even, index) }
+    }
+
+    /// Judges and counts.
+    #[inline(always)]
+    fn judge_and_count(self, query: &Query, transmission: Transmission) -> Option<Verdict> {
+        let verdict = self.judge(query);
+        let stat = maps::instance_counters()?;
+        // SAFETY: both counters are this CPU's own elements of a per-CPU array, checked for null by the map look-up. A
+        // program of the same CPU that interrupts this one may cost a count, never more.
+        unsafe {
+            let Some(verdict) = verdict else {
+                (*stat).undecided += u64::from(transmission == Transmission::First);
+                return None;
+            };
+            if let Some(rule) = maps::rule_counters(verdict.slot) {
+                match transmission {
+                    Transmission::First => (*rule).hits += 1,
+                    Transmission::Again => (*rule).retransmissions += 1,
+                    Transmission::Counted => {}
+                }
             }
+            if transmission == Transmission::First {
+                (*stat).decisions += 1;
+                (*stat).observed_denies += u64::from(verdict.observe && !verdict.allow);
+            }
+            Some(verdict)
         }
-        if first_transmission {
-            (*stat).decisions += 1;
+    }
+
+    /// Judges, counts, and says whether this transmission may carry the SMC option. Without a table it may, as without
+    /// the tool.
+    #[inline(always)]
+    pub fn may_offer(self, query: &Query, transmission: Transmission) -> bool {
+        match self.judge_and_count(query, transmission) {
+            Some(verdict) => verdict.allow || verdict.observe,
+            None => true,
         }
-        if verdict.allow {
+    }
+
+    /// As [`Self::may_offer`] for a SYN of this host, which may have to go without the option when it is sent again.
+    #[inline(always)]
+    pub fn may_offer_syn(self, query: &Query, transmission: Transmission) -> bool {
+        let Some(verdict) = self.judge_and_count(query, transmission) else { return true };
+        if verdict.observe || !verdict.allow {
+            return verdict.observe;
+        }
+        // Counted: had it been sent again, it would have lost the option at the first device.
+        if transmission != Transmission::Again || !verdict.plain_retransmissions {
             return true;
         }
-        if verdict.observe {
-            (*stat).observed_denies += u64::from(first_transmission);
-            return true;
-        }
+        maps::count(|stat| &mut stat.plain_retransmissions, true);
         false
     }
 }

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::bpf_jiffies64;
 use smc_policy_common::query::{Direction, Query};
 
 use crate::{
-    decision::may_offer,
+    decision::{InForce, Transmission},
     sock::{OFF_REQ_EXPIRES, OFF_REQ_RETRANS, OFF_REQ_TIMEOUT, OFF_RETRANSMITS, Sock},
 };
 
@@ -22,7 +22,7 @@ pub extern "C" fn smcpol_syn(ctx: *mut c_void) -> i32 {
     let query = Query { peer, local, port: sock.peer_port(), direction: Direction::Outbound };
     // Raised before the SYN is sent again (tcp_retransmit_timer, net/ipv4/tcp_timer.c).
     let first = sock.read_if_present::<u8>(&OFF_RETRANSMITS).unwrap_or(0) == 0;
-    may_offer(&query, first) as i32
+    InForce::now().may_offer_syn(&query, Transmission::new(first)) as i32
 }
 
 /// `int synack_option(const struct tcp_sock *tp, struct inet_request_sock *ireq)`: called for every transmission of a
@@ -34,7 +34,7 @@ pub extern "C" fn smcpol_synack(ctx: *mut c_void) -> i32 {
     let request = unsafe { Sock::from_argument(ctx, 1) };
     let (peer, local) = request.addresses();
     let query = Query { peer, local, port: request.local_port(), direction: Direction::Inbound };
-    may_offer(&query, is_first_synack(request)) as i32
+    InForce::now().may_offer(&query, Transmission::new(is_first_synack(request))) as i32
 }
 
 /// `num_retrans` is raised only after a SYN-ACK was sent again (inet_rtx_syn_ack, net/ipv4/inet_connection_sock.c), so

@@ -3,6 +3,7 @@
 //! | file | programs |
 //! |---|---|
 //! | `hs_ctrl.rs` | the two callbacks of the kernel's `smc_hs_ctrl` (struct_ops) |
+//! | `tc.rs` | take the SMC option out of SYNs (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
 //! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
 //!
 //! Loaded by smc-policy/src/kernel/object.rs. aya-obj only knows the section names of aya's own program types, so
@@ -15,6 +16,10 @@ mod hs_ctrl;
 mod maps;
 mod query;
 mod sock;
+mod tc;
+mod tc_option;
+mod tc_packet;
+mod tc_socket;
 
 /// The kernel refuses GPL-only helpers and struct_ops to programs without this.
 #[unsafe(link_section = "license")]

@@ -2,6 +2,7 @@
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
+    helpers::bpf_ktime_get_ns,
     macros::map,
     maps::{Array, PerCpuArray},
 };
@@ -30,6 +31,19 @@ static HITS: PerCpuArray<RuleCounters> = PerCpuArray::with_max_entries(1, 0);
 /// Counters of the instance.
 #[map(name = "smcpol_stat")]
 static STAT: PerCpuArray<InstanceCounters> = PerCpuArray::with_max_entries(1, 0);
+
+/// The SYN that was counted last, by way: egress, ingress.
+#[map(name = "smcpol_last")]
+static LAST: PerCpuArray<CountedSyn> = PerCpuArray::with_max_entries(2, 0);
+
+/// A SYN that was counted.
+#[repr(C)]
+struct CountedSyn {
+    /// Sequence number and ports.
+    key: u64,
+    /// When, ns since boot.
+    at: u64,
+}
 
 /// The even generations' cells.
 pub struct Even;
@@ -113,4 +127,33 @@ pub fn rule_counters(slot: u32) -> Option<*mut RuleCounters> {
 #[inline(always)]
 pub fn instance_counters() -> Option<*mut InstanceCounters> {
     STAT.get_ptr_mut(0)
+}
+
+/// A packet passes stacked devices (a VLAN and the device below it) without a pause on one CPU. Sent again, it comes no
+/// sooner than 200 ms later.
+const ONE_PASSAGE: u64 = 10_000_000;
+
+/// Whether the SYN with this key (sequence number and ports) was counted a moment ago at another device, going the same
+/// way (0: out, 1: in). From now on it was. A SYN that interrupts another's passage may have that counted twice, never more.
+#[inline(always)]
+pub fn was_counted(way: u32, key: u64) -> bool {
+    let Some(last) = LAST.get_ptr_mut(way) else { return false };
+    // SAFETY: takes no argument.
+    let now = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: this CPU's own element of a per-CPU array, checked for null.
+    unsafe {
+        let counted = (*last).key == key && now.wrapping_sub((*last).at) < ONE_PASSAGE;
+        *last = CountedSyn { key, at: now };
+        counted
+    }
+}
+
+/// Adds one, if `really`, to a counter of the instance.
+#[inline(always)]
+pub fn count(counter: impl FnOnce(&mut InstanceCounters) -> &mut u64, really: bool) {
+    if let Some(stat) = instance_counters() {
+        // SAFETY: this CPU's own element of a per-CPU array, checked for null. A program of the same CPU that
+        // interrupts this one may cost a count, never more.
+        *counter(unsafe { &mut *stat }) += u64::from(really);
+    }
 }

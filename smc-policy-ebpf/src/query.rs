@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use smc_policy_common::query::{PACKET_HEADER, PACKET_QUERIES, WireAnswer, WireQuery};
 
-use crate::decision::judge;
+use crate::decision::InForce;
 
 const QUERY: usize = size_of::<WireQuery>();
 /// Offset of `meta`, which the answer overwrites.
@@ -50,7 +50,7 @@ extern "C" fn answer(index: u64, batch: *mut c_void) -> i64 {
     if unsafe { bpf_skb_load_bytes(skb.cast(), at, (&raw mut wire).cast(), QUERY as u32) } != 0 {
         return 1;
     }
-    let verdict = judge(&wire.query());
+    let verdict = InForce::now().judge(&wire.query());
     let reply = WireAnswer::new(verdict).0;
     // SAFETY: as above, for the 8 bytes of `reply`.
     let stored = unsafe {

@@ -6,7 +6,8 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use smc_policy::policy::{
-    Action, Directions, Place, Policy, Rule, Slots, SourceFile, address::AddrSet, compile, load, parse,
+    Action, Directions, Place, Policy, Rule, Settings, Slots, SourceFile, address::AddrSet, compile, load,
+    parse,
 };
 use smc_policy_common::query::{Addr, Direction, Query};
 
@@ -68,7 +69,7 @@ fn policy(rules: Vec<Rule>) -> Policy {
 }
 
 fn cells(policy: &Policy) -> usize {
-    compile(policy, &Slots::in_order(policy), false).map_or(0, |tables| tables.cells.len())
+    compile(policy, &Slots::in_order(policy), &Settings::default()).map_or(0, |tables| tables.cells.len())
 }
 
 fn compiling(criterion: &mut Criterion) {
@@ -138,7 +139,7 @@ fn deciding(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decide");
     for count in [100, 10_000, 100_000, 1_000_000] {
         let policy = policy(vec![rule(0, AddrSet::new(v4(count, random), v6(count, random)))]);
-        let Ok(tables) = compile(&policy, &Slots::in_order(&policy), false) else { continue };
+        let Ok(tables) = compile(&policy, &Slots::in_order(&policy), &Settings::default()) else { continue };
         let query = |peer: Addr| Query { peer, local: peer, port: 443, direction: Direction::Outbound };
         let four: Vec<Query> = (0..1 << 16).map(|_| query(Addr::v4(random.number() as u32))).collect();
         let six: Vec<Query> =

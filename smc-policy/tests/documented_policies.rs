@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smc_policy::policy::{Loaded, Slots, SourceFile, compile, load, render, run_tests};
+use smc_policy::policy::{Loaded, Settings, Slots, SourceFile, compile, load, render, run_tests};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -17,7 +17,7 @@ fn root() -> PathBuf {
 fn said(files: &[SourceFile]) -> String {
     match load(files) {
         Ok(Loaded { policy, warnings }) => {
-            if let Err(error) = compile(&policy, &Slots::in_order(&policy), false) {
+            if let Err(error) = compile(&policy, &Slots::in_order(&policy), &Settings::default()) {
                 return error.to_string();
             }
             render(&[warnings, run_tests(&policy)].concat(), files, false)

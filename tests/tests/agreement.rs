@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use smc_policy::kernel::barrier::wait_for_programs;
 use smc_policy::kernel::instance::Instance;
-use smc_policy::kernel::object::{Prepared, Sizes};
+use smc_policy::kernel::object::{Prepared, Sizes, TcProgram};
 use smc_policy::kernel::sys;
-use smc_policy::policy::{Action, Policy, Slots, SourceFile, Tables, arbitrary, compile, decide, load};
+use smc_policy::policy::{
+    Action, Policy, Settings, Slots, SourceFile, Tables, arbitrary, compile, decide, load,
+};
 use smc_policy_common::query::{Addr, Direction, Query};
 use smc_policy_tests::{Home, Rng, needs, scaled};
 
@@ -76,7 +78,8 @@ fn random_policies_and_connections() {
         let seed = rng.number();
         let policy = random_policy(seed);
         let slots = Slots::in_order(&policy);
-        let tables = compile(&policy, &slots, false).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        let tables =
+            compile(&policy, &slots, &Settings::default()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         put(&instance, &tables);
         let queries = arbitrary::connections(&policy, seed, 100);
         compare(&instance, &policy, &tables, &slots, &queries, seed);
@@ -120,7 +123,7 @@ fn large_lists() {
     let file = SourceFile { path: PathBuf::from("list.toml"), text };
     let policy = load(std::slice::from_ref(&file)).expect("a policy").policy;
     let slots = Slots::in_order(&policy);
-    let tables = compile(&policy, &slots, false).expect("tables");
+    let tables = compile(&policy, &slots, &Settings::default()).expect("tables");
     let instance = instance(&home, tables.cells.len());
     put(&instance, &tables);
     let step = |address: Addr, by: u64| Addr { hi: address.hi, lo: address.lo.wrapping_add(by) };
@@ -153,13 +156,17 @@ fn without_a_table_nothing_is_decided() {
     remove(&home);
 }
 
-/// The program that answers queries loads on every kernel, and the verifier's work for it is bounded.
+/// The program that answers queries and those for tc load on every kernel, and the verifier's work for them is bounded.
 #[test]
 fn the_verifier_has_little_to_follow() {
     needs!(Root);
     let prepared = Prepared::new(Sizes { cells: 512, slots: 64 }, None).expect("maps");
     let query = prepared.load_query().expect("the verifier accepts smcpol_query");
     report("smcpol_query", sys::verified_instructions(query.as_fd()).unwrap());
+    for tc in TcProgram::ALL {
+        let program = prepared.load_tc(tc).unwrap_or_else(|error| panic!("{}: {error}", tc.program()));
+        report(tc.program(), sys::verified_instructions(program.as_fd()).unwrap());
+    }
 }
 
 /// So do the callbacks, where the kernel has the hook.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     paths::Paths,
-    policy::{CompileError, Policy, Slots, SourceFile, Tables, compile},
+    policy::{CompileError, Policy, Settings, Slots, SourceFile, Tables, compile},
 };
 
 /// What to put in force.
@@ -103,10 +103,14 @@ pub(super) struct Compiled {
     fresh: Vec<u32>,
 }
 
+fn settings(observe: bool) -> Settings {
+    Settings { observe, ..Settings::default() }
+}
+
 impl Compiled {
     fn new(request: &Request<'_>, in_force: Option<&Record>) -> Result<Self, CompileError> {
         let (slots, fresh) = record::assign_slots(request.policy, in_force);
-        Ok(Self { tables: compile(request.policy, &slots, request.observe)?, slots, fresh })
+        Ok(Self { tables: compile(request.policy, &slots, &settings(request.observe))?, slots, fresh })
     }
 
     fn needs(&self) -> Sizes {
@@ -334,7 +338,7 @@ impl Apply<'_> {
         slots: &Slots,
         compiled: &Compiled,
     ) -> Result<u64, KernelError> {
-        let Ok(old_tables) = compile(policy, slots, before.observe) else {
+        let Ok(old_tables) = compile(policy, slots, &settings(before.observe)) else {
             // This version refuses what another accepted.
             return self.start(Some((old, Some(before))), compiled);
         };

@@ -28,7 +28,7 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 const INFO_MAGIC: u32 = 0x534d_4349;
 /// Version of the pinned maps' set and meaning; raised with every change an older tool would misread.
-const INFO_VERSION: u32 = 1;
+const INFO_VERSION: u32 = 2;
 const INFO_BYTES: usize = 64;
 
 /// What an instance says of itself, in the map `smcpol_info`.
@@ -70,7 +70,7 @@ impl Info {
 }
 
 /// Elements of `smcpol_base` behind the slots': the instance's own counters, two an element.
-const CARRIED_STAT: u32 = 2;
+const CARRIED_STAT: u32 = InstanceCounters::COUNT as u32 / 2;
 
 /// An instance with its maps open.
 #[derive(Debug)]
@@ -279,7 +279,7 @@ impl Instance {
     /// [`KernelError::Io`].
     pub fn instance_counters(&self) -> Result<InstanceCounters, KernelError> {
         let bytes = sys::map_lookup(self.stat.as_fd(), 0).doing(|| "read the instance's counters".into())?;
-        let mut counters = sum::<4>(&bytes);
+        let mut counters = sum::<{ InstanceCounters::COUNT }>(&bytes);
         for (i, element) in self.carried_stat().enumerate() {
             let bytes = sys::map_lookup(self.base.as_fd(), element)
                 .doing(|| "read the counters carried over".into())?;
@@ -287,8 +287,7 @@ impl Instance {
                 *counter = counter.wrapping_add(carried);
             }
         }
-        let [decisions, undecided, observed_denies, reserved] = counters;
-        Ok(InstanceCounters { decisions, undecided, observed_denies, reserved })
+        Ok(InstanceCounters::from_array(counters))
     }
 
     fn carried_stat(&self) -> std::ops::Range<u32> {
@@ -300,10 +299,8 @@ impl Instance {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn set_carried_stat(&self, counters: InstanceCounters) -> Result<(), KernelError> {
-        let InstanceCounters { decisions, undecided, observed_denies, reserved } = counters;
-        let pairs = [(decisions, undecided), (observed_denies, reserved)];
-        for (element, (hits, retransmissions)) in self.carried_stat().zip(pairs) {
-            self.set_carried(element, RuleCounters { hits, retransmissions })?;
+        for (element, pair) in self.carried_stat().zip(counters.to_array().chunks_exact(2)) {
+            self.set_carried(element, RuleCounters { hits: pair[0], retransmissions: pair[1] })?;
         }
         Ok(())
     }

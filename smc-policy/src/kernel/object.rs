@@ -73,6 +73,34 @@ impl Callback {
     }
 }
 
+/// The tc programs in the object. Their names fit what the kernel keeps of a name, so that they are told apart there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TcProgram {
+    /// Egress of a device whose packets begin with an Ethernet header (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`).
+    EgressEthernet,
+    /// Egress of a device whose packets begin with the IP header (tun, ipip, wireguard).
+    EgressIp,
+    /// Ingress, with Ethernet header.
+    IngressEthernet,
+    /// Ingress, without.
+    IngressIp,
+}
+
+impl TcProgram {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::EgressEthernet, Self::EgressIp, Self::IngressEthernet, Self::IngressIp];
+
+    /// The program's name in the object and in the kernel.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::EgressEthernet => "smcpol_out_eth",
+            Self::EgressIp => "smcpol_out_ip",
+            Self::IngressEthernet => "smcpol_in_eth",
+            Self::IngressIp => "smcpol_in_ip",
+        }
+    }
+}
+
 /// The object with its maps created and its programs ready to be loaded.
 pub struct Prepared {
     object: Object,
@@ -175,6 +203,14 @@ impl Prepared {
         self.load("smcpol_query", bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, None)
     }
 
+    /// Loads a program for a device's egress or ingress.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Object`].
+    pub fn load_tc(&self, program: TcProgram) -> Result<OwnedFd, KernelError> {
+        self.load(program.program(), bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, None)
+    }
+
     /// Loads a struct_ops callback for the member number `member` of the kernel's struct with this BTF id.
     ///
     /// # Errors
@@ -232,8 +268,13 @@ mod tests {
     #[test]
     fn the_object_has_what_the_loader_names() {
         let object = Object::parse(&OBJECT.0).unwrap();
-        for program in ["smcpol_query", Callback::Syn.program(), Callback::SynAck.program()] {
+        let callbacks = [Callback::Syn, Callback::SynAck].map(Callback::program);
+        let tc = TcProgram::ALL.map(TcProgram::program);
+        for program in ["smcpol_query"].into_iter().chain(callbacks).chain(tc) {
             assert!(object.programs.contains_key(program), "{program}");
+        }
+        for name in tc {
+            assert!(name.len() <= sys::NAME_MAX, "{name} would be cut");
         }
         for map in ["smcpol_gen", "smcpol_tab0", "smcpol_tab1", "smcpol_hits", "smcpol_stat"] {
             assert!(object.maps.contains_key(map), "{map}");

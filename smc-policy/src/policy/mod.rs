@@ -22,6 +22,7 @@ pub mod model;
 pub mod parse;
 pub mod ranges;
 mod reader;
+pub mod settings;
 mod source;
 pub mod test_blocks;
 
@@ -32,4 +33,5 @@ pub use diff::{Change, diff};
 pub use explain::{Explanation, Question, explain};
 pub use load::{Loaded, load};
 pub use model::{Action, Defaults, Directions, Place, Policy, Rule, Test};
+pub use settings::Settings;
 pub use test_blocks::run_tests;

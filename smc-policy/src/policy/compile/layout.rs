@@ -1,12 +1,12 @@
 //! Writes classes and verdicts as the cells that `smc_policy_common::table` searches.
 
 use smc_policy_common::table::{
-    FLAG_LOCAL, FLAG_OBSERVE, H_LOCAL4, H_LOCAL6, H_PEER4, H_PEER6, H_PORT, H_VERDICT, HEADER, MAX_CELLS,
+    FLAG_LOCAL, H_LOCAL4, H_LOCAL6, H_MAGICS, H_PEER4, H_PEER6, H_PORT, H_VERDICT, HEADER, MAX_CELLS,
     MAX_SPAN32, MAX_SPAN128, SUB_INDEX, head, index32, pack,
 };
 
 use super::{CompileError, classes::Stretches};
-use crate::policy::ranges::Key;
+use crate::policy::{ranges::Key, settings::Settings};
 
 /// Most bits of an index on IPv4 addresses: 8 MiB.
 const INDEX_BITS_V4: u32 = 20;
@@ -54,11 +54,13 @@ fn spans<K: Key>(
 }
 
 impl Cells {
-    pub(super) fn new(observe: bool, local: bool, capacity: usize) -> Self {
+    pub(super) fn new(settings: &Settings, local: bool, capacity: usize) -> Self {
         let mut cells = Vec::with_capacity(capacity);
-        let flags = if observe { FLAG_OBSERVE } else { 0 } | if local { FLAG_LOCAL } else { 0 };
         cells.resize(HEADER as usize, 0);
-        cells[0] = head(flags);
+        cells[0] = head(settings.flags() | if local { FLAG_LOCAL } else { 0 });
+        for (cell, magic) in cells.iter_mut().skip(H_MAGICS as usize).zip(settings.magic_cells()) {
+            *cell = magic;
+        }
         Self { cells }
     }
 

@@ -14,6 +14,7 @@ use self::{classes::Classifier, layout::Cells};
 use super::{
     decide::By,
     model::{Action, Policy},
+    settings::Settings,
 };
 
 /// Where the hits of every rule and of the two defaults are counted: indices into the kernel's counter array.
@@ -124,11 +125,11 @@ fn too_many_verdicts(peers: usize, locals: usize, ports: usize) -> String {
     )
 }
 
-/// Compiles `policy`. `observe`: the tables decide and count, and let every connection negotiate.
+/// Compiles `policy`, to be enforced as `settings` say.
 ///
 /// # Errors
 /// The policy needs larger tables than the kernel side takes; the error says what explodes and what to change.
-pub fn compile(policy: &Policy, slots: &Slots, observe: bool) -> Result<Tables, CompileError> {
+pub fn compile(policy: &Policy, slots: &Slots, settings: &Settings) -> Result<Tables, CompileError> {
     if slots.rules.len() != policy.rules.len() {
         return Err(CompileError::Slots { rules: policy.rules.len(), slots: slots.rules.len() });
     }
@@ -137,7 +138,7 @@ pub fn compile(policy: &Policy, slots: &Slots, observe: bool) -> Result<Tables, 
     let (classifier, classes) = classifier.living(policy, classes)?;
     let matrix = classifier.matrix(&classes)?;
     let stretches = classes.peer4.len() * 2 + classes.peer6.len() * 5;
-    let mut cells = Cells::new(observe, matrix.uses_local, stretches + matrix.verdicts.len() + 64);
+    let mut cells = Cells::new(settings, matrix.uses_local, stretches + matrix.verdicts.len() + 64);
     cells.ports(&matrix.ports)?;
     cells.peers(&classes.peer4, &classes.peer6, matrix.port_classes as u32)?;
     if matrix.uses_local {
@@ -155,10 +156,18 @@ pub fn compile(policy: &Policy, slots: &Slots, observe: bool) -> Result<Tables, 
                 allow: deciding.action == Action::Allow,
                 trust: deciding.trust,
                 observe: false,
+                plain_retransmissions: false,
                 slot: slots.rules[*rule as usize],
             },
             None => {
-                Verdict { allow: default == Action::Allow, trust: false, observe: false, slot: default_slot }
+                let allow = default == Action::Allow;
+                Verdict {
+                    allow,
+                    trust: false,
+                    observe: false,
+                    plain_retransmissions: false,
+                    slot: default_slot,
+                }
             }
         };
         verdict.to_cell()

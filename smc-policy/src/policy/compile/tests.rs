@@ -10,6 +10,7 @@ use crate::policy::{
     arbitrary::{self, Random},
     decide, load,
     model::{Directions, Place, Rule},
+    settings::Magic,
 };
 
 fn policy(text: &str) -> Policy {
@@ -20,7 +21,7 @@ fn policy(text: &str) -> Policy {
 }
 
 fn compiled(policy: &Policy) -> Tables {
-    compile(policy, &Slots::in_order(policy), false).unwrap()
+    compile(policy, &Slots::in_order(policy), &Settings::default()).unwrap()
 }
 
 /// The tables and the evaluator say the same about `query`.
@@ -34,6 +35,7 @@ fn check(policy: &Policy, slots: &Slots, tables: &Tables, query: &Query) {
         allow: expected.action == Action::Allow,
         trust: rule.is_some_and(|rule| rule.trust),
         observe: false,
+        plain_retransmissions: true,
         slot: slots.of(expected.by).unwrap(),
     };
     assert_eq!(tables.decide(query), Some(verdict), "{query:x?}, expected {expected:?}");
@@ -84,7 +86,7 @@ proptest! {
     fn tables_and_evaluator_agree(seed in any::<u64>()) {
         let policy = policy(&arbitrary::policy(seed));
         let slots = Slots::in_order(&policy);
-        let tables = compile(&policy, &slots, false).unwrap();
+        let tables = compile(&policy, &slots, &Settings::default()).unwrap();
         for query in arbitrary::connections(&policy, seed, 300) {
             check(&policy, &slots, &tables, &query);
         }
@@ -139,7 +141,7 @@ proptest! {
         });
         let policy = Policy { rules: rules.collect(), ..Policy::default() };
         let slots = Slots::in_order(&policy);
-        let tables = compile(&policy, &slots, false).unwrap();
+        let tables = compile(&policy, &slots, &Settings::default()).unwrap();
         for query in arbitrary::connections(&policy, seed, 500) {
             check(&policy, &slots, &tables, &query);
         }
@@ -190,11 +192,27 @@ fn an_empty_policy_allows() {
 }
 
 #[test]
-fn observe_is_a_property_of_the_table() {
+fn settings_are_properties_of_the_table() {
     let policy = Policy::default();
+    let slots = Slots::in_order(&policy);
     let query = arbitrary::connections(&policy, 1, 1)[0];
-    let tables = compile(&policy, &Slots::in_order(&policy), true).unwrap();
+    let with = |settings| compile(&policy, &slots, &settings).unwrap();
+    let off = Settings { plain_retransmissions: false, ..Settings::default() };
+    assert_eq!(table::flags(with(off).cells.as_slice()), Some(0));
+    let tables = with(Settings { observe: true, ..off });
     assert!(tables.decide(&query).unwrap().observe);
+    let tables = with(Settings { plain_retransmissions: true, ..off });
+    assert!(tables.decide(&query).unwrap().plain_retransmissions);
+    assert!(!tables.decide(&query).unwrap().observe);
+    let tables = with(Settings { forwarded: true, ..off });
+    assert_eq!(table::flags(tables.cells.as_slice()), Some(table::FLAG_FORWARDED));
+    let mut settings = off;
+    settings.magics[2] = Some(Magic { syn: 0x0102_0304, syn_ack: 0x0506_0708 });
+    let first = table::H_MAGICS as usize;
+    assert_eq!(
+        with(settings).cells[first..first + table::EXTRA_MAGICS],
+        [0, 0, table::pack(0x0102_0304, 0x0506_0708)]
+    );
 }
 
 #[test]
@@ -249,10 +267,10 @@ fn a_thousand_rules_of_a_port_and_peers_fit_and_more_are_refused() {
         check(&policy, &slots, &tables, &query);
     }
     let policy = rules(2000);
-    let error = compile(&policy, &Slots::in_order(&policy), false).unwrap_err();
+    let error = compile(&policy, &Slots::in_order(&policy), &Settings::default()).unwrap_err();
     insta::assert_snapshot!(error, @"the rules tell too much apart: 2001 kinds of peers x 2001 kinds of ports x 2 directions, the limit is 2097152 in all. Most come from ports: use the same list of ports in more rules, or leave `ports` out of some");
     let policy = rules(5000);
-    let error = compile(&policy, &Slots::in_order(&policy), false).unwrap_err();
+    let error = compile(&policy, &Slots::in_order(&policy), &Settings::default()).unwrap_err();
     assert!(matches!(error, CompileError::TooManyVerdicts { .. }), "{error}");
 }
 
@@ -260,5 +278,8 @@ fn a_thousand_rules_of_a_port_and_peers_fit_and_more_are_refused() {
 fn slots_must_be_the_policys() {
     let policy = policy("version = 1\n[[rule]]\nname = \"a\"\naction = \"deny\"\n");
     let slots = Slots::in_order(&Policy::default());
-    assert_eq!(compile(&policy, &slots, false), Err(CompileError::Slots { rules: 1, slots: 0 }));
+    assert_eq!(
+        compile(&policy, &slots, &Settings::default()),
+        Err(CompileError::Slots { rules: 1, slots: 0 })
+    );
 }

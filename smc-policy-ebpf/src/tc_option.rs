@@ -1,0 +1,205 @@
+//! Finds the SMC option in a SYN's TCP options and overwrites it with NOPs.
+
+use core::{ffi::c_void, mem::MaybeUninit};
+
+use aya_ebpf::{
+    bindings::__sk_buff,
+    check_bounds_signed,
+    helpers::{bpf_csum_diff, bpf_l4_csum_replace, bpf_loop, bpf_skb_load_bytes, bpf_skb_store_bytes},
+};
+use smc_policy_common::{
+    table::{EXTRA_MAGICS, H_MAGICS},
+    tcp_option::{AUTHENTICATION, END, EXPERIMENTAL, NOP, SMC_LENGTH, SMC_MAGIC},
+};
+
+use crate::{decision::InForce, tc_packet::Syn};
+
+/// Most bytes of options in a TCP header.
+const MOST: u32 = 40;
+/// As many as the index mask admits; those behind the options stay zero.
+const BYTES: usize = 64;
+const MASK: u32 = BYTES as u32 - 1;
+const WORDS: usize = BYTES / 8;
+
+/// A SYN's options, in which SMC options can be overwritten.
+#[repr(C)]
+pub struct Options {
+    words: [u64; WORDS],
+    magics: [u32; 1 + EXTRA_MAGICS],
+    length: u32,
+    at: u32,
+    found: u32,
+    signed: u32,
+    /// Checksum of the words as they were, negated.
+    sum_before: u32,
+}
+
+impl Options {
+    /// None yet. Made in place, as the stack is small, and word by word: compiled to a call of memset, the verifier
+    /// follows and the kernel runs a loop over bytes.
+    #[inline(always)]
+    pub fn empty(place: &mut MaybeUninit<Self>) -> &mut Self {
+        let this = place.as_mut_ptr();
+        // SAFETY: every field of the place is written, then it holds a value.
+        unsafe {
+            for i in 0..WORDS {
+                (&raw mut (*this).words[i]).write_volatile(0);
+            }
+            for i in 0..1 + EXTRA_MAGICS {
+                (&raw mut (*this).magics[i]).write_volatile(SMC_MAGIC);
+            }
+            (&raw mut (*this).length).write_volatile(0);
+            (&raw mut (*this).at).write_volatile(0);
+            (&raw mut (*this).found).write_volatile(0);
+            (&raw mut (*this).signed).write_volatile(0);
+            (&raw mut (*this).sum_before).write_volatile(0);
+            &mut *this
+        }
+    }
+
+    /// Reads the options of `syn`. False: they cannot be read, or hold nothing that may be an SMC option.
+    #[inline(always)]
+    pub fn read(&mut self, skb: *mut __sk_buff, syn: &Syn) -> bool {
+        let length = i64::from(syn.options);
+        if !check_bounds_signed(length, 4, i64::from(MOST)) {
+            return false;
+        }
+        // SAFETY: the array is larger than `length` can be; the helper checks the packet's bounds.
+        let result = unsafe {
+            bpf_skb_load_bytes(skb.cast(), syn.options_at(), self.words.as_mut_ptr().cast(), length as u32)
+        };
+        self.length = syn.options;
+        // Most SYNs end here, before a walk through their options.
+        result == 0 && self.words[..MOST as usize / 8].iter().any(|word| has_byte(*word, EXPERIMENTAL))
+    }
+
+    /// Overwrites every SMC option, and says whether there is one.
+    ///
+    /// What follows a malformed option is not looked at: the kernel does not either (`tcp_parse_options`,
+    /// net/ipv4/tcp_input.c), but it does take what stands before.
+    #[inline(always)]
+    pub fn blank(&mut self, table: InForce) -> bool {
+        for extra in 0..EXTRA_MAGICS {
+            match table.cell(H_MAGICS + extra as u32) {
+                Some(0) | None => {}
+                Some(pair) => self.magics[1 + extra] = pair as u32,
+            }
+        }
+        // SAFETY: the words have the length given, a multiple of 4; nothing is added.
+        self.sum_before = unsafe {
+            bpf_csum_diff(self.words.as_mut_ptr().cast(), MOST, core::ptr::null_mut(), 0, 0) as u32
+        };
+        // bpf_loop (Linux 5.17): the verifier follows the callback once, not once a turn and path.
+        // SAFETY: the callback has the helper's signature and gets `self`, which outlives the call.
+        unsafe { bpf_loop(MOST, step as *const () as *mut c_void, (&raw mut *self).cast(), 0) };
+        self.found != 0
+    }
+
+    /// Whether TCP-AO signs the options. (The older MD5 signature does not cover them: RFC 2385, 2.0.)
+    #[inline(always)]
+    pub fn is_signed(&self) -> bool {
+        self.signed != 0
+    }
+
+    /// Writes the blanked options into the packet and corrects its checksum. False: the kernel refused, nothing was
+    /// changed.
+    #[inline(always)]
+    pub fn write(&mut self, skb: *mut __sk_buff, syn: &Syn) -> bool {
+        let length = i64::from(syn.options);
+        if !check_bounds_signed(length, 4, i64::from(MOST)) {
+            return false;
+        }
+        // The words begin at an even distance from the checksummed part's start: the difference of their sums is that
+        // of the packet's, wherever in them the option stands.
+        // Flags 0 everywhere: the change of the options and that of the checksum field cancel out in a sum over the
+        // whole packet (CHECKSUM_COMPLETE), and where the field holds the pseudo header's sum only
+        // (CHECKSUM_PARTIAL) the helper leaves it alone.
+        // SAFETY: the words have the length given, a multiple of 4; the helpers check the packet's bounds.
+        unsafe {
+            let words = self.words.as_mut_ptr();
+            let difference = bpf_csum_diff(core::ptr::null_mut(), 0, words.cast(), MOST, self.sum_before);
+            bpf_skb_store_bytes(skb, syn.options_at(), words.cast(), length as u32, 0) == 0
+                // The store has made the headers writable as far as the options' end: this cannot fail any more.
+                && bpf_l4_csum_replace(skb, syn.checksum_at(), 0, difference as u64, 0) == 0
+        }
+    }
+
+    #[inline(always)]
+    fn byte(&self, at: u32) -> u8 {
+        // SAFETY: the mask keeps the index inside `words`. Volatile: the mask must stay, as the verifier knows no other
+        // bound.
+        unsafe { self.words.as_ptr().cast::<u8>().add((at & MASK) as usize).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn overwrite(&mut self, at: u32) {
+        // SAFETY: as in `byte`.
+        unsafe { self.words.as_mut_ptr().cast::<u8>().add((at & MASK) as usize).write_volatile(NOP) };
+    }
+
+    /// Looks at the option at `at` and moves on to the next. False: there is none.
+    #[inline(always)]
+    fn advance(&mut self) -> bool {
+        let at = self.at;
+        if at >= self.length {
+            return false;
+        }
+        let kind = self.byte(at);
+        if kind == END {
+            return false;
+        }
+        if kind == NOP {
+            self.at = at + 1;
+            return true;
+        }
+        if at + 1 >= self.length {
+            return false;
+        }
+        let length = u32::from(self.byte(at + 1));
+        if length < 2 || at + length > self.length {
+            return false;
+        }
+        if kind == AUTHENTICATION {
+            self.signed = 1;
+        }
+        // As the kernel takes it (`smc_parse_options`, net/ipv4/tcp_input.c).
+        if kind == EXPERIMENTAL && length >= u32::from(SMC_LENGTH) && length % 2 == 0 && self.is_magic(at + 2)
+        {
+            self.found = 1;
+            let mut i = 0;
+            while i < MOST && i < length {
+                self.overwrite(at + i);
+                i += 1;
+            }
+        }
+        self.at = at + length;
+        true
+    }
+
+    #[inline(always)]
+    fn is_magic(&self, at: u32) -> bool {
+        let magic =
+            u32::from_be_bytes([self.byte(at), self.byte(at + 1), self.byte(at + 2), self.byte(at + 3)]);
+        let mut found = false;
+        for known in self.magics {
+            found |= known == magic;
+        }
+        found
+    }
+}
+
+/// One turn of the walk: 0 goes on, 1 stops.
+#[inline(never)]
+extern "C" fn step(_: u64, options: *mut c_void) -> i64 {
+    // SAFETY: bpf_loop hands over the pointer it was given, an Options that nothing else uses meanwhile.
+    let options = unsafe { &mut *options.cast::<Options>() };
+    i64::from(!options.advance())
+}
+
+/// Whether one of the word's bytes is `byte`.
+#[inline(always)]
+fn has_byte(word: u64, byte: u8) -> bool {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let zero_where_equal = word ^ (ONES * byte as u64);
+    zero_where_equal.wrapping_sub(ONES) & !zero_where_equal & ONES << 7 != 0
+}
