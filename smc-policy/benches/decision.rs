@@ -16,8 +16,8 @@ use smc_policy::{
         query::{Answer, QueryProgram},
     },
     policy::{
-        Action, Defaults, Directions, Place, Policy, Rule, Slots, Tables, address::AddrSet, compile,
-        ranges::RangeSet,
+        Action, Defaults, Directions, Place, Policy, Rule, Settings, Slots, Tables, address::AddrSet,
+        compile, ranges::RangeSet,
     },
 };
 use smc_policy_common::{
@@ -138,7 +138,7 @@ impl Set {
         }
         let policy = policy(groups.values());
         let slots = Slots::in_order(&policy);
-        let tables = compile(&policy, &slots, false)?;
+        let tables = compile(&policy, &slots, &Settings::default())?;
         let needs = Sizes { cells: u32::try_from(tables.cells.len())?, slots: policy.rules.len() as u32 + 2 };
         let instance = Instance::create(pins.path(), room_for(needs), None)?;
         instance.fill(GENERATION, &tables.cells)?;

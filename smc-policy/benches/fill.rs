@@ -22,7 +22,7 @@ use smc_policy::{
         record::{self, Record},
     },
     policy::{
-        Action, Defaults, Directions, Place, Policy, Rule, SourceFile,
+        Action, Defaults, Directions, Place, Policy, Rule, Settings, SourceFile,
         address::{AddrRange, AddrSet, from_ip, to_ip},
         compile, load, parse, run_tests,
     },
@@ -207,7 +207,7 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
         return Err("a test failed".into());
     }
     let (slots, fresh) = record::assign_slots(&policy, None);
-    let tables = compile(&policy, &slots, false)?;
+    let tables = compile(&policy, &slots, &Settings::default())?;
     steps.done("compile");
     let needs = Sizes {
         cells: u32::try_from(tables.cells.len())?,

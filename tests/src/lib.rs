@@ -27,6 +27,7 @@ pub mod lab;
 pub mod mounts;
 pub mod needs;
 pub mod netns;
+pub mod packet;
 pub mod rng;
 pub mod services;
 pub mod sys;

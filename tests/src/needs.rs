@@ -38,6 +38,10 @@ pub enum Need {
     Netns,
     /// A mounted bpffs.
     Bpffs,
+    /// tc programs attached by links (Linux 6.6).
+    Tcx,
+    /// Test runs of tc programs on packets that are not linear (Linux 6.19).
+    NonlinearRuns,
 }
 
 impl Need {
@@ -65,6 +69,8 @@ impl Need {
             Self::NoSmc => !Self::Smc.is_met(),
             Self::Netns => netns::is_possible(),
             Self::Bpffs => is_mounted("bpf", tool::BPFFS),
+            Self::Tcx => is_kernel_since(6, 6),
+            Self::NonlinearRuns => is_kernel_since(6, 19),
         }
     }
 }
@@ -83,6 +89,8 @@ impl fmt::Display for Need {
             Self::NoSmc => "no SMC",
             Self::Netns => "network namespaces",
             Self::Bpffs => "bpffs",
+            Self::Tcx => "tcx",
+            Self::NonlinearRuns => "test runs on non-linear packets",
         })
     }
 }
@@ -124,6 +132,13 @@ pub fn is_skipped(name: &str, needs: &[Need]) -> bool {
         written.expect("the file named by SMC_POLICY_SKIPS");
     }
     true
+}
+
+fn is_kernel_since(major: u32, minor: u32) -> bool {
+    let release = smc_policy::kernel::release();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let running = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    running >= (major, minor)
 }
 
 fn is_root() -> bool {

@@ -78,6 +78,14 @@ pub fn set_reuse_address(socket: impl AsFd) -> io::Result<()> {
     set_option(&socket, libc::SO_REUSEADDR, &1_i32)
 }
 
+/// Lets a listener keep connections to itself until data or a time-out (seconds) comes: `TCP_DEFER_ACCEPT`.
+///
+/// # Errors
+/// What setsockopt(2) says.
+pub fn set_defer_accept(socket: impl AsFd, seconds: i32) -> io::Result<()> {
+    set_option_at(&socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
+}
+
 /// Whether `socket` becomes readable within `limit` (at most 24 days).
 ///
 /// # Errors
@@ -206,11 +214,15 @@ pub fn kill(pid: u32) -> io::Result<()> {
 }
 
 fn set_option<T>(socket: &impl AsFd, option: i32, value: &T) -> io::Result<()> {
+    set_option_at(socket, libc::SOL_SOCKET, option, value)
+}
+
+fn set_option_at<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     // SAFETY: pointer and length describe `value`, which outlives the call; callers pass the C type of the option.
     check(unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
+            level,
             option,
             std::ptr::from_ref(value).cast(),
             size_of::<T>() as libc::socklen_t,
@@ -265,4 +277,102 @@ impl RawAddress {
             Self::V6(_) => size_of::<libc::sockaddr_in6>() as libc::socklen_t,
         }
     }
+}
+
+/// Which way a packet goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Into this host.
+    In,
+    /// Out of it.
+    Out,
+}
+
+/// Attaches a tc program to the interface number `interface` of the calling thread's namespace by a tcx link (Linux
+/// 6.6), which lasts as long as what is returned.
+///
+/// # Errors
+/// What bpf(2) says; EINVAL: no tcx.
+pub fn attach_tcx(program: impl AsFd, interface: u32, way: Way) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_int = 28;
+    /// The head of `bpf_attr.link_create` (include/uapi/linux/bpf.h).
+    #[repr(C)]
+    struct LinkCreate {
+        program: i32,
+        interface: u32,
+        attach_type: u32,
+        flags: u32,
+        rest: [u64; 4],
+    }
+    let attach_type = match way {
+        Way::In => 46,
+        Way::Out => 47,
+    };
+    let program = program.as_fd().as_raw_fd();
+    let mut attr = LinkCreate { program, interface, attach_type, flags: 0, rest: [0; 4] };
+    let fd = bpf(BPF_LINK_CREATE, &mut attr)?;
+    // SAFETY: the descriptor was just returned by bpf(2) and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Runs a tc program once on `packet`, of which only the first `linear` bytes are in the linear part (Linux 6.19), and
+/// returns what it made of it.
+///
+/// # Errors
+/// What bpf(2) says; EINVAL: this kernel's test runs are linear.
+pub fn test_run_nonlinear(program: impl AsFd, packet: &[u8], linear: u32) -> io::Result<Vec<u8>> {
+    const BPF_PROG_TEST_RUN: libc::c_int = 10;
+    /// `data_end` in `struct __sk_buff`, in words.
+    const DATA_END: usize = 20;
+    /// `bpf_attr.test` (include/uapi/linux/bpf.h).
+    #[repr(C)]
+    struct TestRun {
+        program: i32,
+        result: u32,
+        data_size_in: u32,
+        data_size_out: u32,
+        data_in: *const u8,
+        data_out: *mut u8,
+        repeat: u32,
+        duration: u32,
+        ctx_size_in: u32,
+        ctx_size_out: u32,
+        ctx_in: *const u32,
+        ctx_out: *mut u32,
+        flags: u32,
+        cpu: u32,
+        batch_size: u32,
+        padding: u32,
+    }
+    let mut context = [0_u32; 48];
+    context[DATA_END] = linear;
+    let mut out = vec![0; packet.len()];
+    let mut attr = TestRun {
+        program: program.as_fd().as_raw_fd(),
+        result: 0,
+        data_size_in: packet.len() as u32,
+        data_size_out: out.len() as u32,
+        data_in: packet.as_ptr(),
+        data_out: out.as_mut_ptr(),
+        repeat: 1,
+        duration: 0,
+        ctx_size_in: size_of_val(&context) as u32,
+        ctx_size_out: 0,
+        ctx_in: context.as_ptr(),
+        ctx_out: std::ptr::null_mut(),
+        flags: 0,
+        cpu: 0,
+        batch_size: 0,
+        padding: 0,
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    Ok(out)
+}
+
+/// bpf(2) with a `bpf_attr` of which `attr` is the member for `command`.
+fn bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: pointer and length describe `attr`; what it points to is kept alive by the callers, with the lengths said
+    // in it.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
