@@ -142,8 +142,15 @@ impl Set {
         let needs = Sizes { cells: u32::try_from(tables.cells.len())?, slots: policy.rules.len() as u32 + 2 };
         let instance = Instance::create(pins.path(), room_for(needs), None)?;
         instance.fill(GENERATION, &tables.cells)?;
-        let answer =
-            |allow, slot| WireAnswer::new(Some(Verdict { allow, trust: false, observe: false, slot }));
+        let answer = |allow, slot| {
+            WireAnswer::new(Some(Verdict {
+                allow,
+                trust: false,
+                observe: false,
+                plain_retransmissions: false,
+                slot,
+            }))
+        };
         let other = answer(true, slots.default_outbound);
         let answers: Vec<_> = groups
             .values()
