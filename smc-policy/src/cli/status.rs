@@ -57,6 +57,8 @@ struct CountersDocument {
     decisions: u64,
     undecided: u64,
     observed_denies: u64,
+    /// Allowed SYNs that were sent again without the SMC option.
+    plain_retransmissions: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -182,8 +184,10 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         findings,
     };
     if let Some(instance) = &state.instance {
-        let InstanceCounters { decisions, undecided, observed_denies, .. } = instance.instance_counters()?;
-        document.counters = Some(CountersDocument { decisions, undecided, observed_denies });
+        let InstanceCounters { decisions, undecided, observed_denies, plain_retransmissions, .. } =
+            instance.instance_counters()?;
+        document.counters =
+            Some(CountersDocument { decisions, undecided, observed_denies, plain_retransmissions });
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
             count_rules(instance, &policy, &slots, &mut document)?;
         }
@@ -256,7 +260,12 @@ fn text(d: &StatusDocument, out: &Output) -> String {
             };
             let open =
                 if c.undecided > 0 { format!(", {} without a table", c.undecided) } else { String::new() };
-            format!("{}{observed}{open}", c.decisions)
+            let again = if c.plain_retransmissions > 0 {
+                format!(", {} sent again without SMC", c.plain_retransmissions)
+            } else {
+                String::new()
+            };
+            format!("{}{observed}{again}{open}", c.decisions)
         }),
     );
     text.push_str(&columns(&facts, &[]));
