@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     let sizes: &[usize] = if options.quick { &[1_000, 10_000] } else { &[10_000, 100_000, 1_000_000] };
     println!("ns a decision, median (lowest round); cold: median after the caches were overwritten\n");
     println!(
-        "| networks | | peer is | smc-policy | LPM trie | times faster | cold: smc-policy | LPM trie | times faster |"
+        "| networks | peer is | smc-policy | LPM trie | times faster | cold: smc-policy | LPM trie | times faster |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     let (mut rows, mut baselines, mut counting) = (Vec::new(), Vec::new(), Vec::new());
