@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     println!(
         "| networks | peer is | smc-policy | LPM trie | times faster | cold: smc-policy | LPM trie | times faster |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|");
     let (mut rows, mut baselines, mut counting) = (Vec::new(), Vec::new(), Vec::new());
     for family in [Family::V4, Family::V6] {
         for mix in [Mix::Routes, Mix::Hosts] {

@@ -149,6 +149,18 @@ proptest! {
 }
 
 #[test]
+fn more_networks_than_index_buckets_agree() {
+    let random = &mut Random::new(7609);
+    let (v4, v6) = networks(random, 150_000);
+    let policy = Policy { rules: vec![rule(0, AddrSet::new(v4, v6))], ..Policy::default() };
+    let slots = Slots::in_order(&policy);
+    let tables = compile(&policy, &slots, &Settings::default()).unwrap();
+    for query in arbitrary::connections(&policy, 7609, 20_000) {
+        check(&policy, &slots, &tables, &query);
+    }
+}
+
+#[test]
 fn many_single_addresses_of_one_network_agree() {
     // All below one index bucket, with and without room for a second index.
     for top in [0xfd00u128 << 112, (0xfd00_1234_5678_9abc << 64) | 0xff << 32] {
