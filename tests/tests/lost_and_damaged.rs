@@ -67,8 +67,11 @@ fn one_pin_lost() {
             services.apply(lab, OLD);
             fs::remove_file(lab.pins().join(&lab.instances()[0]).join(pin)).unwrap();
             assert_untold(lab, &services, OLD, &["its pins in", "are gone", "smc-policy apply"]);
-            assert_mended(lab, &services, NEW);
+            services.apply(lab, NEW);
+            assert_eq!(services.enforced(), NEW, "{pin}");
+            lab.assert_nothing_piles_up();
         }
+        assert_mended(lab, &services, NEW);
     });
 }
 
@@ -143,10 +146,11 @@ fn a_record_with_absurd_slots() {
         let services = Services::open();
         for (pointer, slot) in [("/default_slots/1", u32::MAX), ("/rule_slots/0/slot", 5_000)] {
             services.apply(lab, OLD);
-            edit(lab, 1, |record| *record.pointer_mut(pointer).unwrap() = slot.into());
+            edit(lab, lab.generation(), |record| *record.pointer_mut(pointer).unwrap() = slot.into());
             assert_untold(lab, &services, OLD, &["no usable record"]);
-            assert_mended(lab, &services, NEW);
+            services.apply(lab, NEW);
         }
+        assert_mended(lab, &services, NEW);
     });
 }
 
