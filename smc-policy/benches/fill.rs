@@ -430,7 +430,7 @@ impl Row {
         })
     }
 
-    /// DESIGN's figures for a million networks.
+    /// The figures to reach for a million networks.
     fn figures(&self, family: Family, mix: Mix) -> Vec<Figure> {
         let what = |text: &str| format!("1M {}, {text}", name(family, mix));
         let seconds = if family == Family::V4 { 1.0 } else { 1.5 };
