@@ -105,18 +105,19 @@ fn depmod(root: &Path, release: &str) -> Result<()> {
     exec::capture(Command::new(depmod).arg("-b").arg(root).arg(release)).map(drop)
 }
 
+/// The name of the module at this path: hyphens and underscores are one.
+pub(super) fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split(".ko").next().unwrap_or(file).replace('-', "_")
+}
+
 /// Paths of the wanted modules and of everything they depend on, from modules.dep.
 fn with_dependencies(modules_dep: &str, wanted: &[String]) -> Result<Vec<String>> {
-    let plain = |name: &str| name.replace('-', "_");
-    let name_of = |path: &str| {
-        let file = path.rsplit('/').next().unwrap_or(path);
-        plain(file.split(".ko").next().unwrap_or(file))
-    };
     let mut found = Vec::new();
     for name in wanted {
         let line = modules_dep
             .lines()
-            .find(|line| line.split(':').next().is_some_and(|path| name_of(path) == plain(name)))
+            .find(|line| line.split(':').next().is_some_and(|path| module_name(path) == module_name(name)))
             .ok_or_else(|| Error::new(format!("the kernel has no module {name}")))?;
         found.extend(line.replace(':', " ").split_whitespace().map(str::to_owned));
     }
