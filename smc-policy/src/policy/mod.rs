@@ -11,6 +11,7 @@ pub mod address;
 #[doc(hidden)]
 pub mod arbitrary;
 pub mod compile;
+pub mod config;
 pub mod decide;
 pub mod diagnostic;
 pub mod diff;
@@ -27,6 +28,7 @@ mod source;
 pub mod test_blocks;
 
 pub use compile::{CompileError, Slots, Tables, compile};
+pub use config::Config;
 pub use decide::{By, Decision, decide};
 pub use diagnostic::{Code, Diagnostic, Record, Severity, SourceFile, render};
 pub use diff::{Change, diff};

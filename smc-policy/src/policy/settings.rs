@@ -1,11 +1,12 @@
 //! How a policy is enforced: settings that travel in its tables and so change with the same store.
 
+use serde::{Deserialize, Serialize};
 use smc_policy_common::table::{
     EXTRA_MAGICS, FLAG_FORWARDED, FLAG_OBSERVE, FLAG_PLAIN_RETRANSMISSIONS, pack,
 };
 
 /// The magic of an SMC option that a vendor's kernel uses beside the standard one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Magic {
     /// In a SYN: the four bytes after kind and length as a big-endian number.
     pub syn: u32,

@@ -1,0 +1,130 @@
+//! How this host enforces its policy: what `/etc/smc-policy/config.toml` says.
+
+use serde::{Deserialize, Serialize};
+use smc_policy_common::table::EXTRA_MAGICS;
+
+use super::settings::{Magic, Settings};
+
+/// The hook asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HookChoice {
+    /// hs_ctrl where the kernel has it, else tc.
+    #[default]
+    Auto,
+    /// The kernel's `smc_hs_ctrl` (Linux 6.19 and later).
+    HsCtrl,
+    /// tc programs at egress and ingress.
+    Tc,
+}
+
+/// Where the policy is enforced.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Namespaces {
+    /// The network namespace that the tool runs in.
+    #[default]
+    Host,
+    /// Every network namespace.
+    All,
+    /// Those mounted in /run/netns under these names; `host` is the one that the tool runs in.
+    Named(Vec<String>),
+}
+
+/// Which devices get tc programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interfaces {
+    /// Patterns of names; without any: every device with an IP address.
+    pub include: Vec<String>,
+    /// Patterns of names that get none.
+    pub exclude: Vec<String>,
+}
+
+impl Interfaces {
+    /// Is the device of this name to have programs?
+    pub fn wants(&self, name: &str, has_address: bool) -> bool {
+        let any = |patterns: &[String]| patterns.iter().any(|p| matches(p.as_bytes(), name.as_bytes()));
+        let included = if self.include.is_empty() { has_address } else { any(&self.include) };
+        included && !any(&self.exclude)
+    }
+}
+
+/// `*` is any number of characters, `?` is one.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some((b'*', rest)) => (0..=name.len()).any(|skip| matches(rest, &name[skip..])),
+        Some((b'?', rest)) => !name.is_empty() && matches(rest, &name[1..]),
+        Some((byte, rest)) => name.first() == Some(byte) && matches(rest, &name[1..]),
+    }
+}
+
+/// The whole file. Its default is what holds without one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// The hook.
+    pub hook: HookChoice,
+    /// Decide and count, and let every connection negotiate.
+    pub observe: bool,
+    /// Devices (tc only).
+    pub interfaces: Interfaces,
+    /// Network namespaces.
+    pub namespaces: Namespaces,
+    /// A SYN that is sent again goes without the SMC option.
+    pub plain_retransmissions: bool,
+    /// Judge SYNs that only pass through this host too, as outbound (tc only).
+    pub forwarded: bool,
+    /// Further magics of the SMC option (tc only); at most [`EXTRA_MAGICS`].
+    pub magics: Vec<Magic>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            hook: HookChoice::default(),
+            observe: false,
+            interfaces: Interfaces::default(),
+            namespaces: Namespaces::default(),
+            plain_retransmissions: true,
+            forwarded: false,
+            magics: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// What of it travels in the tables.
+    pub fn settings(&self) -> Settings {
+        let mut magics = [None; EXTRA_MAGICS];
+        for (place, magic) in magics.iter_mut().zip(&self.magics) {
+            *place = Some(*magic);
+        }
+        Settings {
+            observe: self.observe,
+            plain_retransmissions: self.plain_retransmissions,
+            forwarded: self.forwarded,
+            magics,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_chosen_by_address_and_patterns() {
+        let of = |include: &[&str], exclude: &[&str]| Interfaces {
+            include: include.iter().map(|p| (*p).to_owned()).collect(),
+            exclude: exclude.iter().map(|p| (*p).to_owned()).collect(),
+        };
+        let by_default = of(&[], &["docker*"]);
+        assert!(by_default.wants("eth0", true) && !by_default.wants("eth1", false));
+        assert!(!by_default.wants("docker0", true));
+        let named = of(&["eth?", "lo"], &["eth9"]);
+        assert!(named.wants("eth0", false) && named.wants("lo", true));
+        assert!(!named.wants("eth10", true) && !named.wants("eth9", true) && !named.wants("wlan0", true));
+        assert!(of(&["*.100"], &[]).wants("bond0.100", true));
+    }
+}
