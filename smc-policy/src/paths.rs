@@ -36,6 +36,11 @@ impl Paths {
         self.etc.join("policy.d")
     }
 
+    /// How this host enforces its policy.
+    pub fn etc_config(&self) -> PathBuf {
+        self.etc.join("config.toml")
+    }
+
     /// The vendor's policy folder.
     pub fn usr_policies(&self) -> PathBuf {
         self.usr.join("policy.d")

@@ -1,4 +1,4 @@
-//! `check`: are the files a policy, and do their tests hold?
+//! `check`: are the files a policy, do their tests hold, and is config.toml right?
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
+    config,
     outcome::{Done, Exit, Failure},
     output::{Output, Style},
     sources,
@@ -13,13 +14,20 @@ use super::{
 };
 use crate::{
     paths::Paths,
-    policy::{Diagnostic, Loaded, Policy, Record, SourceFile, load, render, run_tests},
+    policy::{
+        Diagnostic, Loaded, Policy, Record, SourceFile,
+        config::{Parsed, parse},
+        load, render, run_tests,
+    },
 };
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArguments {
-    /// Files, or folders of *.toml; without any: the vendor's and the administrator's policy.d.
+    /// Files, or folders of *.toml; without any: the vendor's and the administrator's policy.d, and config.toml.
     paths: Vec<PathBuf>,
+    /// The config.toml to check, in the place of the administrator's.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Warnings are failures too (exit code 1).
     #[arg(long)]
     strict: bool,
@@ -31,32 +39,67 @@ struct CheckDocument {
     files: usize,
     rules: usize,
     tests: usize,
+    /// `null`: none was checked, or it has errors.
+    config: Option<config::Summary>,
     findings: Vec<Record>,
 }
 
 pub(super) fn run(paths: &Paths, arguments: &CheckArguments, out: &mut Output) -> Done {
-    let files = sources::read(paths, &arguments.paths)?;
-    let (policy, findings, exit) = match check(&files) {
-        Ok(Checked { policy, warnings, failures }) => {
-            let strict_fails = arguments.strict && !warnings.is_empty();
-            let exit = if strict_fails || !failures.is_empty() { Exit::No } else { Exit::Ok };
-            (policy, [warnings, failures].concat(), exit)
+    // Files that are named are checked as they are, wherever they are going to be used.
+    let with_config = arguments.paths.is_empty() || arguments.config.is_some();
+    let config_file = if with_config { config::source(paths, arguments.config.as_deref())? } else { None };
+    let policy_files = sources::read(paths, &arguments.paths);
+    let number = policy_files.as_ref().map_or(0, Vec::len);
+    let parsed = config_file.as_ref().map(|file| parse(number, &file.text));
+    let mut files = Vec::with_capacity(number + 1);
+    let missing = policy_files.map(|read| files.extend(read)).err();
+    let checked = check(&files);
+    files.extend(config_file);
+
+    let mut exit = Exit::Ok;
+    let mut findings = Vec::new();
+    let mut policy = Policy::default();
+    match checked {
+        Ok(Checked { policy: read, warnings, failures }) => {
+            if !failures.is_empty() || (arguments.strict && !warnings.is_empty()) {
+                exit = Exit::No;
+            }
+            policy = read;
+            findings.extend(warnings.into_iter().chain(failures));
         }
-        Err(errors) => (Policy::default(), errors, Exit::Usage),
-    };
-    out.json(&CheckDocument {
-        ok: exit == Exit::Ok,
-        files: files.len(),
-        rules: policy.rules.len(),
-        tests: policy.tests.len(),
-        findings: findings.iter().map(|f| f.record(&files)).collect(),
-    });
-    report(&findings, &files, out);
-    if exit == Exit::Ok {
-        let (rules, tests) = (count(policy.rules.len(), "rule"), count(policy.tests.len(), "test"));
-        let files = count(files.len(), "file");
-        out.text(&format!("{}: {rules} in {files}, {tests} passed", out.paint(Style::Good, "ok")));
+        Err(errors) => {
+            exit = Exit::Usage;
+            findings.extend(errors);
+        }
     }
+    let mut summary = None;
+    match parsed {
+        None => {}
+        Some(Ok(Parsed { config, warnings })) => {
+            if arguments.strict && !warnings.is_empty() && exit == Exit::Ok {
+                exit = Exit::No;
+            }
+            summary = files.last().map(|file| config::Summary::new(&file.path, &config));
+            findings.extend(warnings);
+        }
+        Some(Err(errors)) => {
+            exit = Exit::Usage;
+            findings.extend(errors);
+        }
+    }
+    report(&findings, &files, out);
+    let findings: Vec<Record> = findings.iter().map(|finding| finding.record(&files)).collect();
+    if let Some(missing) = missing {
+        return Err(Failure { findings, ..missing });
+    }
+    let (rules, tests) = (policy.rules.len(), policy.tests.len());
+    if exit == Exit::Ok {
+        let (rules, tests, files) = (count(rules, "rule"), count(tests, "test"), count(number, "file"));
+        let config = summary.as_ref().map(|summary| format!("; {}", summary.line())).unwrap_or_default();
+        let ok = out.paint(Style::Good, "ok");
+        out.text(&format!("{ok}: {rules} in {files}, {tests} passed{config}"));
+    }
+    out.json(&CheckDocument { ok: exit == Exit::Ok, files: number, rules, tests, config: summary, findings });
     Ok(exit)
 }
 
@@ -97,7 +140,7 @@ pub(super) fn usable(files: &[SourceFile], out: &mut Output) -> Result<Policy, F
 }
 
 /// Prints findings as a compiler does, on standard error.
-fn report(findings: &[Diagnostic], files: &[SourceFile], out: &Output) {
+pub(super) fn report(findings: &[Diagnostic], files: &[SourceFile], out: &Output) {
     if !findings.is_empty() {
         out.note(render(findings, files, out.colour_err()).trim_end_matches('\n'));
     }

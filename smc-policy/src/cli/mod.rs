@@ -8,6 +8,7 @@ use crate::paths::Paths;
 
 mod apply;
 mod check;
+mod config;
 mod confirm;
 mod detach;
 mod explain;

@@ -59,8 +59,23 @@ pub(super) fn read_absolute(
     Ok((named, sources))
 }
 
-fn read_one(path: PathBuf) -> Result<SourceFile, Failure> {
+/// Reads one file.
+pub(super) fn read_one(path: PathBuf) -> Result<SourceFile, Failure> {
     let bytes = fs::read(&path).map_err(|e| Failure::usage(unreadable(&path, &e)))?;
+    text(path, bytes)
+}
+
+/// Reads one file that need not be there.
+pub(super) fn read_if_there(path: PathBuf) -> Result<Option<SourceFile>, Failure> {
+    match fs::read(&path) {
+        Ok(bytes) => text(path, bytes).map(Some),
+        // A link that leads nowhere is no missing file: somebody wanted one there.
+        Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() => Ok(None),
+        Err(e) => Err(Failure::usage(unreadable(&path, &e))),
+    }
+}
+
+fn text(path: PathBuf, bytes: Vec<u8>) -> Result<SourceFile, Failure> {
     let text = String::from_utf8(bytes).map_err(|e| {
         Failure::usage(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to()))
     })?;

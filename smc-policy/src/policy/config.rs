@@ -5,6 +5,12 @@ use smc_policy_common::table::EXTRA_MAGICS;
 
 use super::settings::{Magic, Settings};
 
+mod parse;
+mod pattern;
+
+pub(super) use parse::{FILE_KEYS, only_keys_of};
+pub use parse::{Parsed, parse};
+
 /// The hook asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -16,6 +22,17 @@ pub enum HookChoice {
     HsCtrl,
     /// tc programs at egress and ingress.
     Tc,
+}
+
+impl HookChoice {
+    /// The word for it in config.toml.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::HsCtrl => "hs_ctrl",
+            Self::Tc => "tc",
+        }
+    }
 }
 
 /// Where the policy is enforced.
@@ -43,19 +60,9 @@ pub struct Interfaces {
 impl Interfaces {
     /// Is the device of this name to have programs?
     pub fn wants(&self, name: &str, has_address: bool) -> bool {
-        let any = |patterns: &[String]| patterns.iter().any(|p| matches(p.as_bytes(), name.as_bytes()));
+        let any = |patterns: &[String]| patterns.iter().any(|p| pattern::matches(p, name));
         let included = if self.include.is_empty() { has_address } else { any(&self.include) };
         included && !any(&self.exclude)
-    }
-}
-
-/// `*` is any number of characters, `?` is one.
-fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    match pattern.split_first() {
-        None => name.is_empty(),
-        Some((b'*', rest)) => (0..=name.len()).any(|skip| matches(rest, &name[skip..])),
-        Some((b'?', rest)) => !name.is_empty() && matches(rest, &name[1..]),
-        Some((byte, rest)) => name.first() == Some(byte) && matches(rest, &name[1..]),
     }
 }
 

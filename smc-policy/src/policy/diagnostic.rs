@@ -56,7 +56,7 @@ pub enum Code {
     Reference,
     /// Two keys that exclude each other.
     Conflict,
-    /// Lint: the rule can never match.
+    /// Lint: the rule, or the pattern of devices, can never match.
     NeverMatches,
     /// Lint: peers listed twice in one rule.
     DuplicatePeers,
@@ -70,6 +70,12 @@ pub enum Code {
     UselessExcept,
     /// Lint: a test names a rule that is not enabled.
     DisabledRule,
+    /// Lint: a pattern of devices that others of its list cover.
+    DuplicatePatterns,
+    /// Lint: a character that stands for itself in a pattern, but is a wildcard elsewhere or part of no name.
+    PlainCharacter,
+    /// Lint: a setting that the hook asked for does not use.
+    UnusedSetting,
     /// A `[[test]]` whose expectation does not hold.
     TestFailed,
     /// A `[[test]]` that must say more: the answer depends on what it leaves out.
@@ -102,6 +108,9 @@ impl Code {
             Self::UnusedSet => "unused-set",
             Self::UselessExcept => "useless-except",
             Self::DisabledRule => "disabled-rule",
+            Self::DuplicatePatterns => "duplicate-patterns",
+            Self::PlainCharacter => "plain-character",
+            Self::UnusedSetting => "unused-setting",
             Self::TestFailed => "test-failed",
             Self::TestAmbiguous => "test-ambiguous",
             Self::TooLarge => "too-large",
@@ -119,6 +128,9 @@ impl Code {
                 | Self::UnusedSet
                 | Self::UselessExcept
                 | Self::DisabledRule
+                | Self::DuplicatePatterns
+                | Self::PlainCharacter
+                | Self::UnusedSetting
         )
     }
 

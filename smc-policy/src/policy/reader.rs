@@ -96,19 +96,40 @@ impl Reader {
 
     /// Reports every key of `table` that is not one of `known`.
     pub(super) fn only(&mut self, table: &DeTable<'_>, known: &[&str], of: &str) {
+        self.only_or(table, known, of, |_| None);
+    }
+
+    /// As [`Self::only`]; `elsewhere` says where a key belongs that is known, but not here.
+    pub(super) fn only_or(
+        &mut self,
+        table: &DeTable<'_>,
+        known: &[&str],
+        of: &str,
+        elsewhere: impl Fn(&str) -> Option<String>,
+    ) {
         for (key, _) in table.iter() {
             if !known.contains(&key.get_ref().as_ref()) {
                 let message = format!("{of} has no key `{}`", key.get_ref().escape_debug());
                 let finding = Diagnostic::error(Code::UnknownKey, self.place(key.span()), message);
-                self.report(match nearest(key.get_ref(), known.iter().copied()) {
-                    Some(near) => finding.help(format!("did you mean `{near}`?")),
-                    None => finding.help(format!("its keys are {}", known.join(", "))),
+                let near = || nearest(key.get_ref(), known.iter().copied());
+                self.report(match elsewhere(key.get_ref()) {
+                    Some(help) => finding.help(help),
+                    None => match near() {
+                        Some(near) => finding.help(format!("did you mean `{near}`?")),
+                        None => finding.help(format!("its keys are {}", known.join(", "))),
+                    },
                 });
             }
         }
     }
 
-    fn wrong_type(&mut self, subject: &str, value: &Spanned<DeValue<'_>>, wanted: &str, help: String) {
+    pub(super) fn wrong_type(
+        &mut self,
+        subject: &str,
+        value: &Spanned<DeValue<'_>>,
+        wanted: &str,
+        help: String,
+    ) {
         let found = match value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",
@@ -186,7 +207,8 @@ impl Reader {
         match value.get_ref().as_bool() {
             Some(boolean) => Some(self.at(value.span(), boolean)),
             None => {
-                self.wrong_type(&format!("`{key}`"), value, "true or false", "without quotes".to_owned());
+                let help = if value.get_ref().is_str() { "without quotes" } else { "" };
+                self.wrong_type(&format!("`{key}`"), value, "true or false", help.to_owned());
                 None
             }
         }
@@ -210,14 +232,19 @@ impl Reader {
         key: &str,
         words: &[(&str, T)],
     ) -> Option<At<T>> {
-        let text = self.string(table, key)?;
-        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text.value) {
-            return Some(At { value: *value, place: text.place });
-        }
+        let value = table.get(key)?;
         let all: Vec<String> = words.iter().map(|(word, _)| format!("\"{word}\"")).collect();
-        let message = format!("`{key}` is {}, not \"{}\"", all.join(" or "), text.value.escape_debug());
-        let finding = Diagnostic::error(Code::BadValue, text.place, message);
-        self.report(match nearest(&text.value, words.iter().map(|(word, _)| *word)) {
+        let all = all.join(" or ");
+        let Some(text) = value.get_ref().as_str() else {
+            self.wrong_type(&format!("`{key}`"), value, &all, String::new());
+            return None;
+        };
+        if let Some((_, known)) = words.iter().find(|(word, _)| *word == text) {
+            return Some(self.at(value.span(), *known));
+        }
+        let message = format!("`{key}` is {all}, not \"{}\"", text.escape_debug());
+        let finding = Diagnostic::error(Code::BadValue, self.place(value.span()), message);
+        self.report(match nearest(text, words.iter().map(|(word, _)| *word)) {
             Some(near) => finding.help(format!("did you mean \"{near}\"?")),
             None => finding,
         });

@@ -10,6 +10,7 @@ use toml::{
 
 use super::{
     address::AddrRange,
+    config,
     diagnostic::{Code, Diagnostic},
     model::{Action, Directions, Place},
     parse::{self, ParseError},
@@ -19,7 +20,7 @@ use super::{
 /// The language's version that this program reads.
 const VERSION: i128 = 1;
 
-const FILE_KEYS: [&str; 5] = ["version", "default", "sets", "rule", "test"];
+pub(super) const FILE_KEYS: [&str; 5] = ["version", "default", "sets", "rule", "test"];
 const DEFAULT_KEYS: [&str; 2] = ["outbound", "inbound"];
 const RULE_KEYS: [&str; 12] = [
     "name",
@@ -109,7 +110,19 @@ pub(super) fn read(file: usize, text: &str) -> RawFile {
     let (mut reader, document) = Reader::parse(file, text);
     let table = document.get_ref();
     let mut raw = RawFile { broken: reader.is_broken(), ..RawFile::default() };
-    reader.only(table, &FILE_KEYS, "a policy file");
+    if let Some(key) = config::only_keys_of(table, &config::FILE_KEYS) {
+        let message = format!("a policy file has no key `{}`", key.get_ref());
+        let place = reader.place(key.span());
+        reader.report(
+            Diagnostic::error(Code::UnknownKey, place, message)
+                .help("this is a config.toml: it belongs beside policy.d, or is named with --config"),
+        );
+        raw.found = reader.found;
+        return raw;
+    }
+    reader.only_or(table, &FILE_KEYS, "a policy file", |key| {
+        config::FILE_KEYS.contains(&key).then(|| format!("`{key}` belongs in config.toml"))
+    });
     version(&mut reader, table);
     if let Some((default, span)) = reader.table(table, "default") {
         reader.only(default, &DEFAULT_KEYS, "[default]");

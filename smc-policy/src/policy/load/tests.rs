@@ -568,7 +568,7 @@ fn types_and_empty_lists() {
     enabled = "yes"
         a.toml:5:11: error: `enabled` is true or false, not a string (without quotes)
     trust = 1
-        a.toml:5:9: error: `trust` is true or false, not an integer (without quotes)
+        a.toml:5:9: error: `trust` is true or false, not an integer
     comment = 1
         a.toml:5:11: error: `comment` is a string, not an integer
     direction = "out"
@@ -970,4 +970,26 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_config_is_told_as_one() {
+    assert_snapshot!(wrong(&["# mine\nhook = \"tc\"\n[interfaces]\ninclude = [\"lo\"]\n"]), @r#"
+    error[unknown-key]: a policy file has no key `hook`
+     --> a.toml:2:1
+      |
+    2 | hook = "tc"
+      | ^^^^
+      |
+      = help: this is a config.toml: it belongs beside policy.d, or is named with --config
+    "#);
+    assert_snapshot!(wrong(&["version = 1\nmode = \"observe\"\n"]), @r#"
+    error[unknown-key]: a policy file has no key `mode`
+     --> a.toml:2:1
+      |
+    2 | mode = "observe"
+      | ^^^^
+      |
+      = help: `mode` belongs in config.toml
+    "#);
 }
