@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod kernel;
+pub mod netlink;
 pub mod paths;
 pub mod policy;
 pub mod smc;

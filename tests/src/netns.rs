@@ -5,8 +5,8 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Duration;
 
-use smc_policy::smc::netlink::{AnswerError, FLAG_ACK, FLAG_CREATE, push_attribute};
-use smc_policy::smc::socket::{NetlinkSocket, Protocol, RequestError};
+use smc_policy::netlink::message::{AnswerError, FLAG_ACK, FLAG_CREATE, push_attribute};
+use smc_policy::netlink::socket::{NetlinkSocket, Protocol, RequestError};
 
 use crate::sys;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use smc_policy::smc::netlink::{AnswerError, FLAG_ACK, Malformed, array_at, attributes, push_attribute};
-use smc_policy::smc::socket::{NetlinkSocket, Protocol, RequestError};
+use smc_policy::netlink::message::{AnswerError, FLAG_ACK, Malformed, array_at, attributes, push_attribute};
+use smc_policy::netlink::socket::{NetlinkSocket, Protocol, RequestError};
 
 const LIMIT: Duration = Duration::from_secs(5);
 /// 32 characters, padded with spaces, and a NUL: of just this length (`smc_nl_add_ueid`, net/smc/smc_clc.c).

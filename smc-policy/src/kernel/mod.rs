@@ -1,6 +1,6 @@
 //! Everything that talks to the kernel's BPF side.
 //!
-//! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops) < `instance` (pins, tables) <
+//! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops), `tc` (devices) < `instance` (pins, tables) <
 //! `state`, `apply`, `detach`, `rollback` (what is in force and how it changes). `btf` and `offsets` are pure.
 
 pub mod apply;
@@ -24,6 +24,7 @@ pub mod rollback;
 pub mod state;
 pub mod store;
 pub mod sys;
+pub mod tc;
 pub mod unconfirmed;
 
 use std::fs;

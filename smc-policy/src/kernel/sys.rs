@@ -14,8 +14,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    bpf_attach_type, bpf_attr, bpf_btf_info, bpf_cmd, bpf_insn, bpf_map_info, bpf_map_type, bpf_prog_info,
-    bpf_prog_type,
+    BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_btf_info, bpf_cmd, bpf_insn, bpf_link_info, bpf_link_type,
+    bpf_map_info, bpf_map_type, bpf_prog_info, bpf_prog_type,
 };
 
 /// The value's type is in a module's BTF (`BPF_F_VTYPE_BTF_OBJ_FD`, include/uapi/linux/bpf.h, Linux 6.9).
@@ -320,7 +320,7 @@ pub fn maps(wanted: impl Fn(&MapInfo) -> bool) -> io::Result<Vec<(MapInfo, Owned
     }
 }
 
-/// Pins a map or program; the path must be on bpffs.
+/// Pins a map, program or link; the path must be on bpffs.
 ///
 /// # Errors
 /// EPERM also when the path is not on bpffs; EEXIST; the system call's.
@@ -332,7 +332,7 @@ pub fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut a).map(drop)
 }
 
-/// Opens a pinned map or program.
+/// Opens a pinned map, program or link.
 ///
 /// # Errors
 /// ENOENT, EPERM, or the system call's.
@@ -462,6 +462,26 @@ pub fn prog_load(spec: &ProgramSpec<'_>) -> Result<OwnedFd, LoadError> {
     })
 }
 
+/// What the kernel says of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramInfo {
+    /// The kernel's id.
+    pub id: u32,
+    /// Name, at most [`NAME_MAX`] characters.
+    pub name: String,
+}
+
+/// What the kernel says of a program.
+///
+/// # Errors
+/// The system call's.
+pub fn program_info(prog: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
+    // SAFETY: plain integers.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    object_info(prog, &mut info)?;
+    Ok(ProgramInfo { id: info.id, name: name_of(&info.name) })
+}
+
 /// Instructions the verifier followed for a program (Linux 5.16).
 ///
 /// # Errors
@@ -471,6 +491,109 @@ pub fn verified_instructions(prog: BorrowedFd<'_>) -> io::Result<u32> {
     let mut info: bpf_prog_info = unsafe { mem::zeroed() };
     object_info(prog, &mut info)?;
     Ok(info.verified_insns)
+}
+
+/// Opens a program by the kernel's id (CAP_SYS_ADMIN).
+///
+/// # Errors
+/// ENOENT: there is none, or no more; the system call's.
+pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    bpf_fd(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut a)
+}
+
+/// What the kernel says of a tcx link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcxLinkInfo {
+    /// The kernel's id.
+    pub id: u32,
+    /// The program's.
+    pub program: u32,
+    /// The device's index in its own network namespace; 0: it is gone, and nothing revives the link.
+    pub device: u32,
+}
+
+/// Attaches a tc program to a device of the calling thread's network namespace, ahead of all others there (Linux 6.6);
+/// `at` is `BPF_TCX_EGRESS` or `BPF_TCX_INGRESS`. The attachment ends with the last descriptor and pin of what is returned.
+///
+/// # Errors
+/// ENODEV: no such device; EEXIST: the program is there; EINVAL: no tcx; the system call's.
+pub fn tcx_link_create(device: u32, at: bpf_attach_type, prog: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.link_create.__bindgen_anon_1.prog_fd = prog.as_raw_fd() as u32;
+    a.link_create.__bindgen_anon_2.target_ifindex = device;
+    a.link_create.attach_type = at as u32;
+    a.link_create.flags = BPF_F_BEFORE;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut a)
+}
+
+/// Puts another program into a link, in place: every packet meets the old one or the new one.
+///
+/// # Errors
+/// ENOLINK: the device is gone; the system call's.
+pub fn link_update(link: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> io::Result<()> {
+    let mut a = attr();
+    a.link_update.link_fd = link.as_raw_fd() as u32;
+    a.link_update.__bindgen_anon_1.new_prog_fd = prog.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut a).map(drop)
+}
+
+/// Ends a link's attachment, whoever else holds the link.
+///
+/// # Errors
+/// The system call's.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut a = attr();
+    a.link_detach.link_fd = link.as_raw_fd() as u32;
+    bpf(bpf_cmd::BPF_LINK_DETACH, &mut a).map(drop)
+}
+
+/// Opens a link by the kernel's id (CAP_SYS_ADMIN).
+///
+/// # Errors
+/// ENOENT: there is none, or no more; the system call's.
+pub fn link_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.__bindgen_anon_6.__bindgen_anon_1.link_id = id;
+    bpf_fd(bpf_cmd::BPF_LINK_GET_FD_BY_ID, &mut a)
+}
+
+/// What the kernel says of a link. `None`: it is no tcx link.
+///
+/// # Errors
+/// The system call's; EINVAL: it is not a link at all.
+pub fn tcx_link_info(link: BorrowedFd<'_>) -> io::Result<Option<TcxLinkInfo>> {
+    // SAFETY: plain integers.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    object_info(link, &mut info)?;
+    if info.type_ != bpf_link_type::BPF_LINK_TYPE_TCX as u32 {
+        return Ok(None);
+    }
+    // SAFETY: the kernel wrote this member of the union, whose members are all integers.
+    let device = unsafe { info.__bindgen_anon_1.tcx.ifindex };
+    Ok(Some(TcxLinkInfo { id: info.id, program: info.prog_id, device }))
+}
+
+/// The programs attached by tcx to a device of the calling thread's network namespace, in the order in which packets
+/// meet them: ids of program and link; link 0: attached without one.
+///
+/// # Errors
+/// ENODEV: no such device; EINVAL: no tcx; the system call's.
+pub fn tcx_query(device: u32, at: bpf_attach_type) -> io::Result<Vec<(u32, u32)>> {
+    /// BPF_MPROG_MAX (include/linux/bpf_mprog.h): there are no more.
+    const MOST: usize = 64;
+    let (mut programs, mut links) = ([0u32; MOST], [0u32; MOST]);
+    let mut a = attr();
+    a.query.__bindgen_anon_1.target_ifindex = device;
+    a.query.attach_type = at as u32;
+    a.query.__bindgen_anon_2.prog_cnt = MOST as u32;
+    a.query.prog_ids = programs.as_mut_ptr() as u64;
+    a.query.link_ids = links.as_mut_ptr() as u64;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut a)?;
+    // SAFETY: the kernel wrote the count; all of the union is integers.
+    let count = unsafe { a.query.__bindgen_anon_2.count } as usize;
+    Ok(programs.into_iter().zip(links).take(count).collect())
 }
 
 /// Result of a test run.

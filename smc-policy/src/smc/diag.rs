@@ -8,10 +8,11 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
+use crate::netlink::message::{AnswerError, FLAG_DUMP, Malformed};
+use crate::netlink::socket::{NetlinkSocket, Protocol, RequestError};
+
 use super::join;
-use super::netlink::{AnswerError, FLAG_DUMP, Malformed};
 use super::parse::{self, AF_SMC, SmcSocket, TcpSocket};
-use super::socket::{NetlinkSocket, Protocol, RequestError};
 
 pub use super::parse::{Fallback, Family, Mode, State};
 

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::netlink::{self, Malformed, array_at, u32_at};
+use crate::netlink::message::{self, Malformed, array_at, u32_at};
 
 /// The address family of SMC sockets (`AF_SMC`).
 pub const AF_SMC: u8 = 43;
@@ -195,7 +195,7 @@ pub fn smc_socket(payload: &[u8]) -> Result<SmcSocket, Malformed> {
         fallback: None,
         shutdown,
     };
-    for attribute in netlink::attributes(payload.get(SMC_LENGTH..).unwrap_or_default()) {
+    for attribute in message::attributes(payload.get(SMC_LENGTH..).unwrap_or_default()) {
         // enum in linux/smc_diag.h: SMC_DIAG_SHUTDOWN 3, SMC_DIAG_FALLBACK 5.
         match attribute? {
             (3, value) => [socket.shutdown] = array_at(value, 0, "shutdown attribute")?,

@@ -1,11 +1,11 @@
-//! A netlink socket: the only file under `smc` with system calls of its own.
+//! A netlink socket.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use super::netlink::{self, AnswerError, Flow, Malformed};
+use super::message::{self, AnswerError, Flow, Malformed};
 
 /// Enough for every datagram the kernel builds for a dump: at most 32 KiB (`netlink_dump`, net/netlink/af_netlink.c).
 const BUFFER: usize = 64 * 1024;
@@ -43,6 +43,18 @@ pub enum RequestError {
     /// No answer within the socket's time limit.
     #[error("the kernel did not answer in time")]
     TimedOut,
+}
+
+impl From<RequestError> for io::Error {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Io(error) | RequestError::Answer(AnswerError::Refused(error)) => error,
+            RequestError::TimedOut => Self::new(io::ErrorKind::TimedOut, error),
+            RequestError::Answer(AnswerError::Malformed(malformed)) => {
+                Self::new(io::ErrorKind::InvalidData, malformed)
+            }
+        }
+    }
 }
 
 /// A netlink socket that talks to the kernel, and to the kernel only.
@@ -107,7 +119,7 @@ impl NetlinkSocket {
     }
 
     /// Sends one request and hands the payload of every answering message of type `answer` to `each`, until the answer
-    /// is complete. A request that is no dump must ask for an acknowledgement ([`netlink::FLAG_ACK`]).
+    /// is complete. A request that is no dump must ask for an acknowledgement ([`message::FLAG_ACK`]).
     ///
     /// # Errors
     /// The kernel's refusal, malformed bytes (also when `each` says so), or no answer in time.
@@ -120,7 +132,7 @@ impl NetlinkSocket {
         mut each: impl FnMut(&[u8]) -> Result<(), Malformed>,
     ) -> Result<(), RequestError> {
         self.seq = self.seq.wrapping_add(1);
-        self.file.write_all(&netlink::request(kind, flags, self.seq, payload))?;
+        self.file.write_all(&message::request(kind, flags, self.seq, payload))?;
         loop {
             let length = match self.file.read(&mut self.buffer) {
                 Ok(length) => length,
@@ -132,7 +144,7 @@ impl NetlinkSocket {
             };
             // A datagram longer than the buffer loses its end, which `walk` finds as a length beyond it.
             let datagram = self.buffer.get(..length).unwrap_or_default();
-            if netlink::walk(datagram, self.seq, answer, &mut each)? == Flow::End {
+            if message::walk(datagram, self.seq, answer, &mut each)? == Flow::End {
                 return Ok(());
             }
         }

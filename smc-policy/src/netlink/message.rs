@@ -15,6 +15,12 @@ pub const NOOP: u16 = 1;
 pub const FLAG_REQUEST: u16 = 0x1;
 /// Request flag: answer with an acknowledgement (`NLM_F_ACK`).
 pub const FLAG_ACK: u16 = 0x4;
+/// Request flag: tell the sender, too, what others are told (`NLM_F_ECHO`).
+pub const FLAG_ECHO: u16 = 0x8;
+/// Request flag: change what is there (`NLM_F_REPLACE`).
+pub const FLAG_REPLACE: u16 = 0x100;
+/// Request flag: refuse if it is there (`NLM_F_EXCL`).
+pub const FLAG_EXCLUSIVE: u16 = 0x200;
 /// Request flag: create what is not there (`NLM_F_CREATE`).
 pub const FLAG_CREATE: u16 = 0x400;
 /// Request flag: everything there is (`NLM_F_DUMP`).
