@@ -2,19 +2,15 @@
 //! says about both ends.
 
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_policy::smc::diag::{self, Mode};
-use smc_policy::smc::parse::SmcSocket;
-use smc_policy::smc::reasons::{self, PEER_NO_SMC};
-
-use crate::rng::Rng;
+use crate::half::{At, canonical};
+pub use crate::half::{End, Failure, Half, Transport};
 use crate::sys;
 
 /// No step of a connection may take longer. Real ones take milliseconds, in emulation a few tens of them; the kernel's
@@ -75,7 +71,7 @@ impl Kind {
     }
 
     /// `address` as this kind takes it: IPv4 is mapped for IPv6 sockets.
-    fn spelled(self, address: SocketAddr) -> SocketAddr {
+    pub(crate) fn spelled(self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.is_v6() => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
             other => other,
@@ -141,59 +137,23 @@ impl Listener {
     }
 
     /// Waits for a connection until `give_up` is set.
-    fn accept(&self, give_up: &AtomicBool) -> io::Result<TcpStream> {
-        let end = Instant::now() + LIMIT;
-        while !give_up.load(Ordering::Acquire) && Instant::now() < end {
-            if sys::is_readable(&self.socket, Duration::from_millis(20))? {
-                let (stream, _) = self.socket.accept()?;
-                sys::set_time_limits(&stream, LIMIT)?;
-                return Ok(stream);
+    ///
+    /// # Errors
+    /// What accept(2) says, or that none came in time.
+    pub fn accept(&self, give_up: &AtomicBool) -> Result<Half, Failure> {
+        let begin = Instant::now();
+        let accept = || {
+            while !give_up.load(Ordering::Acquire) && begin.elapsed() < LIMIT {
+                if sys::is_readable(&self.socket, Duration::from_millis(20))? {
+                    let (stream, _) = self.socket.accept()?;
+                    sys::set_time_limits(&stream, LIMIT)?;
+                    return Ok(Half::accepted(self.kind, stream, begin.elapsed()));
+                }
             }
-        }
-        Err(io::ErrorKind::TimedOut.into())
+            Err(io::ErrorKind::TimedOut.into())
+        };
+        accept().at("accept")
     }
-}
-
-/// What carries the data of one end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Transport {
-    /// An SMC socket over RDMA.
-    SmcR,
-    /// An SMC socket over shared memory.
-    SmcD,
-    /// An SMC socket that fell back to TCP, with this host's reason and the peer's.
-    Fallback(u32, u32),
-    /// No SMC socket.
-    Tcp,
-}
-
-impl fmt::Display for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SmcR => f.write_str("SMC-R"),
-            Self::SmcD => f.write_str("SMC-D"),
-            Self::Fallback(reason, peer) => {
-                let name = reasons::lookup(*reason).map_or("unknown", |reason| reason.name);
-                write!(f, "fallback {reason:#010x}/{peer:#010x} {name}")
-            }
-            Self::Tcp => f.write_str("TCP"),
-        }
-    }
-}
-
-/// One end of a connection.
-#[derive(Debug, Clone, Copy)]
-pub struct End {
-    /// What carries its data.
-    pub transport: Transport,
-    /// Own address as getsockname(2) tells it, IPv4 as IPv4.
-    pub local: SocketAddr,
-    /// Peer's address as getpeername(2) tells it, IPv4 as IPv4.
-    pub peer: SocketAddr,
-    /// Inode of the socket.
-    pub inode: u64,
-    /// What `SMC_DIAG` says; `None` for TCP sockets.
-    pub diag: Option<SmcSocket>,
 }
 
 /// A connection that carried its data both ways, intact and with nothing before, between or after it.
@@ -211,17 +171,19 @@ impl Outcome {
     /// Whether both ends use SMC.
     #[must_use]
     pub fn is_smc(&self) -> bool {
-        [self.client, self.server]
-            .iter()
-            .all(|end| matches!(end.transport, Transport::SmcD | Transport::SmcR))
+        [self.client, self.server].iter().all(|end| end.transport.is_smc())
+    }
+
+    /// Whether both ends saw the SMC option: SMC, or a fallback because they have no device for it in common.
+    #[must_use]
+    pub fn is_negotiated(&self) -> bool {
+        [self.client, self.server].iter().all(|end| end.transport.is_negotiated())
     }
 
     /// Whether both ends fell back because the option was not there: what a deny looks like.
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        [self.client, self.server]
-            .iter()
-            .all(|end| matches!(end.transport, Transport::Fallback(PEER_NO_SMC, 0)))
+        [self.client, self.server].iter().all(|end| end.transport.is_denied())
     }
 }
 
@@ -233,34 +195,6 @@ impl fmt::Display for Outcome {
             "{} -> {}: client {}, server {}, connect {connect_time:.1?}",
             client.local, client.peer, client.transport, server.transport
         )
-    }
-}
-
-/// A connection that failed, and where.
-#[derive(Debug)]
-pub struct Failure {
-    /// What was being done.
-    pub step: &'static str,
-    /// What went wrong.
-    pub error: io::Error,
-    /// What the other end ran into; often the cause.
-    pub other_end: Option<Box<Self>>,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.step, self.error)?;
-        self.other_end.as_ref().map_or(Ok(()), |other| write!(f, " (other end: {other})"))
-    }
-}
-
-trait At<T> {
-    fn at(self, step: &'static str) -> Result<T, Failure>;
-}
-
-impl<T> At<T> for io::Result<T> {
-    fn at(self, step: &'static str) -> Result<T, Failure> {
-        self.map_err(|error| Failure { step, error, other_end: None })
     }
 }
 
@@ -296,9 +230,8 @@ pub fn exchange_sized(
 /// Both ends of an open connection.
 #[derive(Debug)]
 pub struct Pair {
-    client: (Kind, TcpStream),
-    server: (Kind, TcpStream),
-    connect_time: Duration,
+    client: Half,
+    server: Half,
 }
 
 impl Pair {
@@ -307,15 +240,28 @@ impl Pair {
     /// # Errors
     /// What connect(2) or accept(2) say.
     pub fn open(kind: Kind, local: Option<IpAddr>, listener: &Listener) -> Result<Self, Failure> {
+        Self::open_by(|| Half::connect(kind, local, listener.address()), listener)
+    }
+
+    /// A connection that `connect` makes to the listener, for instance from another network namespace.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    ///
+    /// # Panics
+    /// As `connect` does.
+    pub fn open_by(
+        connect: impl FnOnce() -> Result<Half, Failure>,
+        listener: &Listener,
+    ) -> Result<Self, Failure> {
         let give_up = AtomicBool::new(false);
         let (client, server) = thread::scope(|scope| {
-            let server = scope.spawn(|| listener.accept(&give_up).at("accept"));
-            let client = connect(kind, local, listener.address()).at("connect");
+            let server = scope.spawn(|| listener.accept(&give_up));
+            let client = connect();
             give_up.store(client.is_err(), Ordering::Release);
             (client, server.join().expect("the accepting thread"))
         });
-        let (client, connect_time) = client?;
-        Ok(Self { client: (kind, client), server: (listener.kind, server?), connect_time })
+        Ok(Self { client: client?, server: server? })
     }
 
     /// Sends random bytes of each of `sizes` both ways and compares them.
@@ -323,11 +269,9 @@ impl Pair {
     /// # Errors
     /// A time-out, an early end, or foreign bytes.
     pub fn exchange(&self, sizes: &[usize]) -> Result<(), Failure> {
-        let (client, server) = (&self.client.1, &self.server.1);
         thread::scope(|scope| {
-            // An end that fails closes, or the other would wait for its time limit.
-            let server = scope.spawn(|| answer(server, sizes).inspect_err(|_| abandon(server)));
-            let client = ask(client, sizes).inspect_err(|_| abandon(client));
+            let server = scope.spawn(|| self.server.answer(sizes));
+            let client = self.client.ask(sizes);
             match (client, server.join().expect("the server's thread")) {
                 (Ok(()), server) => server,
                 (Err(failure), server) => Err(Failure { other_end: server.err().map(Box::new), ..failure }),
@@ -335,15 +279,27 @@ impl Pair {
         })
     }
 
-    /// Asks the kernel about both ends.
+    /// Asks the kernel about both ends, which are in the calling thread's network namespace.
     ///
     /// # Errors
-    /// When `SMC_DIAG` does not answer, or does not show them as established.
+    /// As [`Half::judge`].
     pub fn judge(&self) -> Result<Outcome, Failure> {
+        self.judge_by(Half::judge, Half::judge)
+    }
+
+    /// Asks the kernel about both ends, each where it is.
+    ///
+    /// # Errors
+    /// As [`Half::judge`].
+    pub fn judge_by(
+        &self,
+        client: impl FnOnce(&Half) -> Result<End, Failure>,
+        server: impl FnOnce(&Half) -> Result<End, Failure>,
+    ) -> Result<Outcome, Failure> {
         Ok(Outcome {
-            client: end(&self.client).at("the client's SMC_DIAG record")?,
-            server: end(&self.server).at("the server's SMC_DIAG record")?,
-            connect_time: self.connect_time,
+            client: client(&self.client)?,
+            server: server(&self.server)?,
+            connect_time: self.client.time,
         })
     }
 
@@ -352,105 +308,10 @@ impl Pair {
     /// # Errors
     /// More bytes, or no end.
     pub fn close(self) -> Result<(), Failure> {
-        close_in_order(self.client.1, self.server.1).at("close")
+        let Self { client, server } = self;
+        thread::scope(|scope| {
+            let server = scope.spawn(|| server.close_second());
+            client.close_first().and(server.join().expect("the server's thread"))
+        })
     }
-}
-
-fn abandon(stream: &TcpStream) {
-    // It may be closed already, which is as good.
-    let _ = stream.shutdown(Shutdown::Both);
-}
-
-fn connect(kind: Kind, local: Option<IpAddr>, peer: SocketAddr) -> io::Result<(TcpStream, Duration)> {
-    let socket = kind.open()?;
-    if let Some(local) = local {
-        sys::bind(&socket, kind.spelled(SocketAddr::new(local, 0)))?;
-    }
-    let start = Instant::now();
-    sys::connect(&socket, kind.spelled(peer))?;
-    Ok((TcpStream::from(socket), start.elapsed()))
-}
-
-/// The client's half of an exchange: its bytes, then the server's.
-fn ask(stream: &TcpStream, sizes: &[usize]) -> Result<(), Failure> {
-    for (round, &size) in sizes.iter().enumerate() {
-        send(stream, payload(0, round, size)).at("client sends")?;
-        expect(stream, &payload(1, round, size)).at("client receives")?;
-    }
-    Ok(())
-}
-
-/// The server's half.
-fn answer(stream: &TcpStream, sizes: &[usize]) -> Result<(), Failure> {
-    for (round, &size) in sizes.iter().enumerate() {
-        expect(stream, &payload(0, round, size)).at("server receives")?;
-        send(stream, payload(1, round, size)).at("server sends")?;
-    }
-    Ok(())
-}
-
-/// Bytes that differ between the two directions and between rounds.
-fn payload(direction: u64, round: usize, size: usize) -> Vec<u8> {
-    Rng::from_seed((round as u64) << 32 | (size as u64) << 1 | direction).bytes(size)
-}
-
-fn send(mut stream: &TcpStream, bytes: Vec<u8>) -> io::Result<()> {
-    stream.write_all(&bytes)
-}
-
-fn expect(mut stream: &TcpStream, expected: &[u8]) -> io::Result<()> {
-    let mut bytes = vec![0; expected.len()];
-    stream.read_exact(&mut bytes)?;
-    if bytes == expected {
-        return Ok(());
-    }
-    let at = bytes.iter().zip(expected).position(|(got, want)| got != want).unwrap_or_default();
-    let found = &bytes[at..bytes.len().min(at + 16)];
-    Err(io::Error::other(format!("foreign bytes at {at} of {}: {found:02x?}", expected.len())))
-}
-
-fn close_in_order(mut client: TcpStream, mut server: TcpStream) -> io::Result<()> {
-    client.shutdown(Shutdown::Write)?;
-    let mut rest = Vec::new();
-    server.read_to_end(&mut rest)?;
-    drop(server);
-    client.read_to_end(&mut rest)?;
-    if rest.is_empty() {
-        Ok(())
-    } else {
-        Err(io::Error::other(format!("{} bytes after the last: {rest:02x?}", rest.len())))
-    }
-}
-
-fn end((kind, stream): &(Kind, TcpStream)) -> io::Result<End> {
-    let inode = std::fs::metadata(format!("/proc/self/fd/{}", stream.as_raw_fd()))?.ino();
-    let diag = if kind.is_smc() { Some(record(inode)?) } else { None };
-    let transport = match diag.map(|socket| (socket.carried_by(), socket.fallback)) {
-        None => Transport::Tcp,
-        Some((Some(Mode::SmcR), _)) => Transport::SmcR,
-        Some((Some(Mode::SmcD), _)) => Transport::SmcD,
-        Some((Some(Mode::FallbackTcp), Some(fallback))) => {
-            Transport::Fallback(fallback.reason, fallback.peer_diagnosis)
-        }
-        Some(_) => return Err(io::Error::other(format!("not an established connection: {diag:?}"))),
-    };
-    let (local, peer) = (canonical(stream.local_addr()?), canonical(stream.peer_addr()?));
-    Ok(End { transport, local, peer, inode, diag })
-}
-
-/// The kernel's record of the socket with `inode`. A dump may miss a socket while others come and go, so it is asked
-/// again.
-fn record(inode: u64) -> io::Result<SmcSocket> {
-    for _ in 0..20 {
-        let sockets = diag::sockets().map_err(io::Error::other)?;
-        if let Some(socket) = sockets.into_iter().find(|socket| socket.inode == inode) {
-            return Ok(socket);
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    Err(io::Error::other(format!("no SMC socket with inode {inode}")))
-}
-
-const fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }

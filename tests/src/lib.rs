@@ -9,6 +9,7 @@
 //! | `SMC_POLICY_BIN` | the binary under test; default: `smc-policy` beside the test's own target directory |
 //! | `SMC_POLICY_SKIPS` | file to which `TEST: needs X` is appended for every test that did not run |
 //! | `SMC_POLICY_KERNEL` | name of the lab kernel, for messages |
+//! | `SMC_POLICY_ROLE` | what this host is to the other one, for tests of two hosts ([`joined`]) |
 //! | `SMC_POLICY_FULL` | `1`: the large numbers instead of a tenth |
 //! | `SMC_POLICY_SEED` | seed of everything random; default: the clock. Always printed |
 #![allow(
@@ -21,8 +22,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub mod command;
 pub mod connection;
+pub mod enforce;
 pub mod foreign;
+pub mod half;
+pub mod joined;
 pub mod lab;
 pub mod mounts;
 pub mod needs;
@@ -35,7 +40,7 @@ pub mod tool;
 pub mod trap;
 pub mod ueid;
 
-pub use connection::{Kind, Listener, Outcome, Pair, Transport, exchange};
+pub use connection::{Half, Kind, Listener, Outcome, Pair, Transport, exchange};
 pub use foreign::Foreign;
 pub use lab::Lab;
 pub use mounts::Mount;

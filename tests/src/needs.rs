@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 use smc_policy::smc::diag;
 
 use crate::connection::{Kind, Listener, exchange};
+use crate::joined::Role;
 use crate::{netns, sys, tool, ueid};
 
 /// Something that not every machine has.
@@ -42,6 +43,8 @@ pub enum Need {
     Tcx,
     /// Test runs of tc programs on packets that are not linear (Linux 6.19).
     NonlinearRuns,
+    /// A second host, joined with this one ([`crate::joined`]).
+    Peer,
 }
 
 impl Need {
@@ -71,6 +74,7 @@ impl Need {
             Self::Bpffs => is_mounted("bpf", tool::BPFFS),
             Self::Tcx => is_kernel_since(6, 6),
             Self::NonlinearRuns => is_kernel_since(6, 19),
+            Self::Peer => Role::of_this_host().is_some(),
         }
     }
 }
@@ -91,6 +95,7 @@ impl fmt::Display for Need {
             Self::Bpffs => "bpffs",
             Self::Tcx => "tcx",
             Self::NonlinearRuns => "test runs on non-linear packets",
+            Self::Peer => "a second host (SMC_POLICY_ROLE)",
         })
     }
 }

@@ -41,6 +41,8 @@ pub(crate) const LAB: &[Need] = &[
     guest("bridge", "iproute2"),
     guest("rdma", "iproute2"),
     guest("nft", "nftables"),
+    guest("ethtool", "ethtool"),
+    guest("wg", "wireguard-tools"),
     host("xz", "xz-utils"),
     host("tar", "tar"),
     host("gzip", "gzip"),

@@ -40,7 +40,9 @@ for module in $LAB_MODULES; do
 done
 ip link set lo up || { printf '\036lab cannot set lo up\n'; end 1; }
 if [ -n "$LAB_ADDRESS" ]; then
-    ip link set eth0 up && ip address add "$LAB_ADDRESS" dev eth0 || { printf '\036lab no network\n'; end 1; }
+    # By path, or the shell takes its own ip, which knows less.
+    ip link set eth0 up && ip address add "$LAB_ADDRESS" dev eth0 &&
+        /bin/ip address add "$LAB_ADDRESS6" dev eth0 nodad || { printf '\036lab no network\n'; end 1; }
 fi
 printf '\036started %s\n' "$(cut -d' ' -f1 /proc/uptime)"
 

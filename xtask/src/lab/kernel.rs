@@ -39,6 +39,9 @@ pub(crate) struct Row {
     pub(crate) load: Vec<String>,
     /// Memory of a machine in MiB.
     pub(crate) memory: u32,
+    /// Whether the tests of two hosts run with it, in two machines.
+    #[serde(default)]
+    pub(crate) pair: bool,
     /// Needs of tests that this kernel does not meet, with the reason: only tests that name one may skip.
     #[serde(default)]
     pub(crate) lacks: BTreeMap<String, String>,

@@ -152,13 +152,13 @@ impl Machine<'_> {
 
     fn settings(&self) -> String {
         let mut modules = self.kernel.row.load.clone();
-        let address = match self.wire {
-            None => "",
-            Some(Wire::Listen(_)) => "10.99.0.1/24",
-            Some(Wire::Connect(_)) => "10.99.0.2/24",
+        let [v4, v6] = match self.wire {
+            None => ["", ""],
+            Some(Wire::Listen(_)) => ["10.99.0.1/24", "fd00:99::1/64"],
+            Some(Wire::Connect(_)) => ["10.99.0.2/24", "fd00:99::2/64"],
         };
         modules.dedup();
-        format!("LAB_MODULES={}\nLAB_ADDRESS={address}\n", quote(&modules.join(" ")))
+        format!("LAB_MODULES={}\nLAB_ADDRESS={v4}\nLAB_ADDRESS6={v6}\n", quote(&modules.join(" ")))
     }
 
     fn qemu(&self, work: &Path, log: &Path) -> Result<Command> {
@@ -292,11 +292,20 @@ impl Drop for WorkDir {
     }
 }
 
-/// Runs two machines joined by a wire. The first one's end is the end of both: a second one that is still running
-/// then is stopped. Returns both outcomes.
+/// When two machines are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// The first one's end is the end of both: a second one that is still running then is stopped.
+    First,
+    /// Each runs to its own end, unless the other fails.
+    Both,
+}
+
+/// Runs two machines joined by a wire. Returns both outcomes.
 pub(crate) fn pair(
     first: Machine<'_>,
     second: Machine<'_>,
+    until: Until,
     output: &mut (dyn FnMut(usize, &[u8]) + Send),
 ) -> Result<(Outcome, Outcome)> {
     let port = free_port()?;
@@ -312,7 +321,7 @@ pub(crate) fn pair(
     thread::scope(|scope| {
         let first_run = scope.spawn(|| {
             let outcome = first.run(&useless, &mut |bytes| print(0, bytes));
-            over.store(true, Ordering::Relaxed);
+            over.store(until == Until::First || outcome.is_err(), Ordering::Relaxed);
             outcome
         });
         let second_run = scope.spawn(|| {

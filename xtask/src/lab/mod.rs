@@ -18,7 +18,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 
-use self::machine::{JOB_DIR, Job, Machine};
+use self::machine::{JOB_DIR, Job, Machine, Until};
 use crate::{
     cargo,
     error::{Error, Result},
@@ -57,7 +57,7 @@ struct Run {
     /// Seconds until the machine is killed
     #[arg(long, value_name = "S", default_value_t = 120)]
     time_limit: u64,
-    /// Boot a second machine on the same wire (10.99.0.1 and 10.99.0.2 on eth0) and run this in it; it is stopped
+    /// Boot a second machine on the same wire (10.99.0.1 and 10.99.0.2, fd00:99::1 and fd00:99::2 on eth0) and run this in it; it is stopped
     /// when the first one's job ends
     #[arg(long, value_name = "SHELL COMMAND")]
     two: Option<String>,
@@ -122,7 +122,7 @@ fn run(arguments: &Run, cache: &Cache) -> Result<u8> {
             let command = ["sh", "-c", script].map(str::to_owned).to_vec();
             let second = Job { command, files, environment: terminal(), ..Job::default() };
             let (first, second) =
-                machine::pair(machine(first), machine(second), &mut |_, bytes| print(bytes))?;
+                machine::pair(machine(first), machine(second), Until::First, &mut |_, bytes| print(bytes))?;
             vec![first, second]
         }
     };

@@ -11,8 +11,8 @@ use crate::{
     error::{Error, Result},
     exec, files,
     lab::{
-        kernel::{self, Row},
-        machine::{JOB_DIR, Job, Machine, RESULTS_DIR},
+        kernel::{self, Kernel, Row},
+        machine::{self, JOB_DIR, Job, Machine, Outcome, RESULTS_DIR, Until},
     },
     paths::{self, Cache},
     shell,
@@ -50,7 +50,7 @@ impl Suite {
         let skips = paths::workspace().join("target/lab/skips-host");
         files::write_whole(&skips, b"")?;
         let mut output = String::new();
-        for (name, path) in &self.binaries {
+        for (name, path) in self.binaries.iter().filter(|(name, _)| !is_for_two(name)) {
             let mut command = Command::new(path);
             command.envs(environment(settings, "host", &self.program.to_string_lossy()));
             command.env("SMC_POLICY_SKIPS", &skips).args(harness_arguments(settings));
@@ -66,10 +66,55 @@ impl Suite {
         Ok(tally)
     }
 
-    /// Runs the tests in a lab kernel.
+    /// Runs the tests of one host in a lab kernel.
     pub(crate) fn in_kernel(&self, row: &Row, cache: &Cache, settings: &Settings) -> Result<Tally> {
         let kernel = kernel::ready(row, cache)?;
         println!("{}: Linux {}", row.name, kernel.version);
+        let mut job = self.job(row, settings, "run-tests", |name| !is_for_two(name))?;
+        let policies = paths::workspace().join("policies");
+        if policies.is_dir() {
+            job.trees.push((policies, format!("{JOB_DIR}/policies")));
+        }
+        let mut output = Vec::new();
+        let outcome = machine(&kernel, settings, job).run(&AtomicBool::new(false), &mut |bytes| {
+            output.extend_from_slice(bytes);
+            crate::lab::print(bytes);
+        })?;
+        let mut tally = of_machine(row, &output, outcome);
+        tally.place = format!("Linux {}", kernel.version);
+        Ok(tally)
+    }
+
+    /// Runs the tests of two hosts in two joined machines with a lab kernel: the same tests in both, each in its role.
+    pub(crate) fn in_two(&self, row: &Row, cache: &Cache, settings: &Settings) -> Result<Tally> {
+        let kernel = kernel::ready(row, cache)?;
+        println!("{}: Linux {}, two machines", row.name, kernel.version);
+        let job = |role: &str| {
+            let mut job = self.job(row, settings, &format!("run-tests-{role}"), is_for_two)?;
+            job.environment.insert("SMC_POLICY_ROLE".into(), role.into());
+            Ok(machine(&kernel, settings, job))
+        };
+        let mut shown = ROLES.map(|role| (Lines::new(role), Vec::new()));
+        let outcomes = machine::pair(job(ROLES[0])?, job(ROLES[1])?, Until::Both, &mut |machine, bytes| {
+            let (lines, output) = &mut shown[machine];
+            output.extend_from_slice(bytes);
+            crate::lab::print(&lines.whole(bytes));
+        })?;
+        let mut sum = Tally { place: format!("Linux {}, two machines", kernel.version), ..Tally::default() };
+        for ((role, (_, output)), outcome) in ROLES.iter().zip(&shown).zip([outcomes.0, outcomes.1]) {
+            sum.add(role, of_machine(row, output, outcome));
+        }
+        Ok(sum)
+    }
+
+    /// What runs the wanted test binaries in a machine, by a script of this name.
+    fn job(
+        &self,
+        row: &Row,
+        settings: &Settings,
+        script_name: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Job> {
         let mut job = Job {
             command: ["sh", &format!("{JOB_DIR}/run-tests")].map(str::to_owned).to_vec(),
             environment: environment(settings, &row.name, "/bin/smc-policy"),
@@ -80,37 +125,70 @@ impl Suite {
         let arguments: Vec<String> =
             harness_arguments(settings).iter().map(|word| shell::quote(word)).collect();
         let mut script = String::new();
-        for (name, path) in &self.binaries {
+        for (name, path) in self.binaries.iter().filter(|(name, _)| wanted(name)) {
             job.files.push((path.clone(), format!("{JOB_DIR}/{name}")));
-            let run = format!("./{name} {}", arguments.join(" "));
+            // Two hosts say what they have measured.
+            let shown = if is_for_two(name) { " --nocapture" } else { "" };
+            let run = format!("./{name} {}{shown}", arguments.join(" "));
             script.push_str(&format!("echo '{BEGIN}{name}'; {run}; code=$?; echo; echo '{END}'$code\n"));
         }
-        let script_path = paths::workspace().join("target/lab/run-tests");
+        let script_path = paths::workspace().join("target/lab").join(script_name);
         files::write_whole(&script_path, script.as_bytes())?;
         job.files.push((script_path, format!("{JOB_DIR}/run-tests")));
-        let policies = paths::workspace().join("policies");
-        if policies.is_dir() {
-            job.trees.push((policies, format!("{JOB_DIR}/policies")));
+        Ok(job)
+    }
+}
+
+/// Whether this test binary is about two hosts.
+fn is_for_two(binary: &str) -> bool {
+    binary.starts_with("two_hosts")
+}
+
+/// What two machines are, the first one first.
+const ROLES: [&str; 2] = ["server", "client"];
+
+fn machine<'a>(kernel: &'a Kernel, settings: &Settings, job: Job) -> Machine<'a> {
+    Machine {
+        kernel,
+        memory: kernel.row.memory,
+        time_limit: Duration::from_secs(if settings.full { 3600 } else { 900 }),
+        wire: None,
+        job,
+    }
+}
+
+/// What the tests in a machine came to.
+fn of_machine(row: &Row, output: &[u8], outcome: Outcome) -> Tally {
+    let skips = outcome.files.get("skips").map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
+    let allowed = |reason: &str| row.lacks.contains_key(reason.trim_start_matches("needs "));
+    let mut tally = tally(&String::from_utf8_lossy(output), &skips, allowed);
+    tally.failed.extend(outcome.complaints.into_iter().map(|line| format!("the kernel says: {line}")));
+    tally
+}
+
+/// Output of one of two machines, a line at a time and with its role, so that the two can be told apart.
+struct Lines {
+    role: &'static str,
+    begun: Vec<u8>,
+}
+
+impl Lines {
+    fn new(role: &'static str) -> Self {
+        Self { role, begun: Vec::new() }
+    }
+
+    /// The lines that these bytes make whole.
+    fn whole(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for byte in bytes {
+            self.begun.push(*byte);
+            if *byte == b'\n' {
+                out.extend_from_slice(self.role.as_bytes());
+                out.extend_from_slice(b": ");
+                out.append(&mut self.begun);
+            }
         }
-        let machine = Machine {
-            kernel: &kernel,
-            memory: row.memory,
-            time_limit: Duration::from_secs(if settings.full { 3600 } else { 900 }),
-            wire: None,
-            job,
-        };
-        let mut output = Vec::new();
-        let outcome = machine.run(&AtomicBool::new(false), &mut |bytes| {
-            output.extend_from_slice(bytes);
-            crate::lab::print(bytes);
-        })?;
-        let skips =
-            outcome.files.get("skips").map(|bytes| String::from_utf8_lossy(bytes)).unwrap_or_default();
-        let allowed = |reason: &str| row.lacks.contains_key(reason.trim_start_matches("needs "));
-        let mut tally = tally(&String::from_utf8_lossy(&output), &skips, allowed);
-        tally.failed.extend(outcome.complaints.into_iter().map(|line| format!("the kernel says: {line}")));
-        tally.place = format!("Linux {}", kernel.version);
-        Ok(tally)
+        out
     }
 }
 
@@ -204,6 +282,16 @@ mod tests {
         let tally = tally(&output(GOOD, 0), "main_job::a: needs SMC\n", |reason| reason == "needs hs_ctrl");
         assert_eq!((tally.passed, tally.skipped.len()), (2, 0));
         assert!(tally.failed[0].contains("main_job::a needs SMC"), "{:?}", tally.failed);
+    }
+
+    #[test]
+    fn lines_of_two_machines_are_told_apart() {
+        let mut lines = Lines::new("client");
+        let parts = [b"a".as_slice(), b"b\n\nc", b"d\n"].map(|bytes| lines.whole(bytes));
+        assert_eq!(
+            parts.map(|part| String::from_utf8(part).unwrap()),
+            ["", "client: ab\nclient: \n", "client: cd\n"]
+        );
     }
 
     #[test]

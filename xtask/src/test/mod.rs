@@ -32,7 +32,8 @@ pub(crate) struct Arguments {
     /// The large numbers, instead of a tenth of them
     #[arg(long)]
     full: bool,
-    /// Only these steps: fmt, clippy, deny, unit, doc, ebpf, host, lab (all kernels) or a kernel's name
+    /// Only these steps: fmt, clippy, deny, unit, doc, ebpf, host, lab (all kernels), a kernel's name, or
+    /// KERNEL-pair: two joined machines with it
     #[arg(long, value_name = "STEP")]
     only: Vec<String>,
     /// Seed of everything random in the tests [default: from the clock; printed]
@@ -64,6 +65,8 @@ enum Step {
     Ebpf,
     Host,
     Kernel(Box<Row>),
+    /// Two joined machines; the step's name.
+    Pair(Box<Row>, String),
 }
 
 impl Step {
@@ -77,11 +80,23 @@ impl Step {
             Self::Ebpf => "ebpf",
             Self::Host => "host",
             Self::Kernel(row) => &row.name,
+            Self::Pair(_, name) => name,
         }
     }
 
+    fn is_in_lab(&self) -> bool {
+        matches!(self, Self::Kernel(_) | Self::Pair(..))
+    }
+
+    /// The steps with this kernel.
+    fn of_kernel(row: Row) -> Vec<Self> {
+        let row = Box::new(row);
+        let pair = row.pair.then(|| Self::Pair(row.clone(), format!("{}-pair", row.name)));
+        [Self::Kernel(row)].into_iter().chain(pair).collect()
+    }
+
     fn is_wanted(&self, only: &[String]) -> bool {
-        let all_kernels = matches!(self, Self::Kernel(_)) && only.iter().any(|name| name == "lab");
+        let all_kernels = self.is_in_lab() && only.iter().any(|name| name == "lab");
         only.is_empty() || all_kernels || only.iter().any(|name| name == self.name())
     }
 }
@@ -91,7 +106,7 @@ pub(crate) fn command(arguments: Arguments, cache: &Cache) -> Result<bool> {
     let rows = kernel::matrix()?;
     let mut steps =
         vec![Step::Format, Step::Clippy, Step::Deny, Step::Unit, Step::Doc, Step::Ebpf, Step::Host];
-    steps.extend(rows.into_iter().map(|row| Step::Kernel(Box::new(row))));
+    steps.extend(rows.into_iter().flat_map(Step::of_kernel));
     if let Some(unknown) =
         arguments.only.iter().find(|name| *name != "lab" && !steps.iter().any(|step| step.name() == *name))
     {
@@ -101,7 +116,7 @@ pub(crate) fn command(arguments: Arguments, cache: &Cache) -> Result<bool> {
         );
     }
     steps.retain(|step| step.is_wanted(&arguments.only));
-    if steps.iter().any(|step| matches!(step, Step::Kernel(_))) {
+    if steps.iter().any(Step::is_in_lab) {
         packages::ensure(packages::LAB, "the lab")?;
     }
     let seed = arguments.seed.unwrap_or_else(seed_from_clock);
@@ -150,6 +165,7 @@ fn run(step: &Step, cache: &Cache, settings: &Settings, suite: &mut Option<Suite
         },
         Step::Host => built(suite)?.on_host(settings)?,
         Step::Kernel(row) => built(suite)?.in_kernel(row, cache, settings)?,
+        Step::Pair(row, _) => built(suite)?.in_two(row, cache, settings)?,
     })
 }
 
@@ -207,9 +223,14 @@ mod tests {
     fn steps_are_chosen_by_name() {
         let row = kernel::matrix().unwrap().remove(0);
         let name = row.name.clone();
-        let kernel = Step::Kernel(Box::new(row));
+        let steps = Step::of_kernel(row);
+        let [kernel, pair] = &steps[..] else { panic!("this row has a pair") };
         let only = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         assert!(kernel.is_wanted(&[]) && kernel.is_wanted(&only(&["lab"])) && kernel.is_wanted(&[name]));
+        assert!(
+            pair.is_wanted(&[]) && pair.is_wanted(&only(&["lab"])) && pair.is_wanted(&only(&[pair.name()]))
+        );
+        assert!(!pair.is_wanted(&only(&[kernel.name()])));
         assert!(!kernel.is_wanted(&only(&["fmt"])) && !Step::Format.is_wanted(&only(&["lab"])));
     }
 }

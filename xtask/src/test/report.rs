@@ -32,6 +32,14 @@ impl Tally {
             Err(error) => Self { failed: vec![error.to_string()], ..Self::default() },
         }
     }
+
+    /// Adds the results of one of several machines, whose names then begin with the machine's.
+    pub(crate) fn add(&mut self, machine: &str, other: Self) {
+        self.passed += other.passed;
+        self.failed.extend(other.failed.into_iter().map(|line| format!("{machine}: {line}")));
+        let named = |skip: Skip| Skip { name: format!("{machine}: {}", skip.name), ..skip };
+        self.skipped.extend(other.skipped.into_iter().map(named));
+    }
 }
 
 /// Results of all steps, in order.
