@@ -1,5 +1,5 @@
-//! The policies that people copy are right: every file of `policies/`, and every example of `docs/policy.md` with the
-//! messages shown there.
+//! What people copy is right: every policy of `policies/`, and every example of `docs/policy.md` and `docs/config.md` with
+//! the messages shown there.
 #![allow(clippy::unwrap_used, reason = "test code")]
 
 use std::{
@@ -7,7 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smc_policy::policy::{Loaded, Settings, Slots, SourceFile, compile, load, render, run_tests};
+use smc_policy::policy::{
+    Config, Loaded, Settings, Slots, SourceFile, compile,
+    config::{Parsed, parse},
+    load, render, run_tests,
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -66,23 +70,53 @@ fn blocks(text: &str) -> Vec<(&str, String)> {
 
 #[test]
 fn examples_of_the_language_reference_are_as_it_says() {
-    let (right, wrong) = check_examples("docs/policy.md");
+    let (right, wrong) = check_examples("docs/policy.md", "web.toml", said);
     assert!(right >= 4 && wrong >= 3, "{right} right, {wrong} wrong");
 }
 
 #[test]
 fn examples_of_the_readme_are_policies() {
-    let (right, _) = check_examples("README.md");
+    let (right, _) = check_examples("README.md", "web.toml", said);
     assert!(right >= 1, "{right} right");
 }
 
+/// Everything that `check` would print about a config.toml.
+fn said_of_config(files: &[SourceFile]) -> String {
+    let found = parse(0, &files[0].text).map(|parsed| parsed.warnings).unwrap_or_else(|found| found);
+    render(&found, files, false)
+}
+
+#[test]
+fn examples_of_the_configuration_are_as_it_says() {
+    let (right, wrong) = check_examples("docs/config.md", "config.toml", said_of_config);
+    assert!(right >= 6 && wrong >= 2, "{right} right, {wrong} wrong");
+}
+
+#[test]
+fn the_defaults_of_the_configuration_are_as_it_says() {
+    let document = fs::read_to_string(root().join("docs/config.md")).unwrap();
+    let blocks = blocks(&document);
+    let (_, first) = blocks.iter().find(|(info, _)| *info == "toml").unwrap();
+    assert_eq!(parse(0, first).unwrap().config, Config::default());
+    // What is commented out there can be used as well.
+    let whole: String = first
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(key) => format!("{key}\n"),
+            None => format!("{line}\n"),
+        })
+        .collect();
+    let Parsed { config, warnings } = parse(0, &whole).unwrap();
+    assert_eq!((config.interfaces.include.len(), config.magics.len(), warnings.len()), (1, 1, 0));
+}
+
 /// Checks every example of a document: how many are right, and how many are wrong as the document says.
-fn check_examples(document: &str) -> (usize, usize) {
+fn check_examples(document: &str, path: &str, said: fn(&[SourceFile]) -> String) -> (usize, usize) {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let blocks = blocks(&text);
     let (mut right, mut wrong) = (0, 0);
     for (at, (info, text)) in blocks.iter().enumerate() {
-        let files = [SourceFile { path: "web.toml".into(), text: text.clone() }];
+        let files = [SourceFile { path: path.into(), text: text.clone() }];
         match *info {
             "toml" => {
                 assert_eq!(said(&files), "", "{text}");
