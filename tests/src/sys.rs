@@ -142,6 +142,14 @@ pub fn mount_tmpfs(at: &CStr, options: &CStr) -> io::Result<()> {
     mount(Some(c"tmpfs"), at, Some(c"tmpfs"), 0, Some(options))
 }
 
+/// Makes the file or folder `from` appear at `at` too.
+///
+/// # Errors
+/// What mount(2) says.
+pub fn bind_mount(from: &CStr, at: &CStr) -> io::Result<()> {
+    mount(Some(from), at, None, libc::MS_BIND, None)
+}
+
 /// Takes away what is mounted at `at`, at once for whoever looks, even if it is in use.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! bpf(2), memory-mapped arrays and membarrier(2): the only file of the kernel layer with `unsafe` in it.
+//! bpf(2), memory-mapped arrays, membarrier(2), namespaces: the only file of the kernel layer with `unsafe` in it.
 //!
 //! Everything here is a thin, safe wrapper: lengths are taken from slices and from what the kernel says of a map, file
 //! descriptors are owned.
@@ -740,6 +740,63 @@ pub fn filesystem_magic(path: &Path) -> io::Result<i64> {
     // Its width and sign differ between targets.
     #[allow(clippy::unnecessary_cast, reason = "not on every target")]
     Ok(answer.f_type as i64)
+}
+
+/// Moves the calling thread into the network namespace that `namespace` is an open file of.
+///
+/// # Errors
+/// setns(2)'s: EPERM without CAP_SYS_ADMIN, EINVAL when it is something else.
+pub fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers; nothing that std relies on depends on a thread's network namespace.
+    let r = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Is `file`, which must be one of nsfs, a network namespace's?
+///
+/// # Errors
+/// ioctl(2)'s.
+pub fn is_network_namespace(file: BorrowedFd<'_>) -> io::Result<bool> {
+    /// `NS_GET_NSTYPE` is `_IO(NSIO, 0x3)` (include/uapi/linux/nsfs.h), and `_IO` is not the same on every machine.
+    const NS_GET_NSTYPE: libc::Ioctl = libc::_IO(0xb7, 3);
+    // SAFETY: this request takes no argument.
+    let r = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(r == libc::CLONE_NEWNET) }
+}
+
+/// Finds the file `path`, taken as if `root` were the root folder, without opening it (`O_PATH`): no symbolic link is
+/// followed, and no file system is asked for anything that the kernel does not remember, so it cannot hang.
+///
+/// # Errors
+/// openat2(2)'s: EAGAIN when a file system would have to be asked, ELOOP for a symbolic link.
+pub fn find_remembered(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    let path = path_arg(path)?;
+    // SAFETY: plain integers.
+    let mut how: libc::open_how = unsafe { mem::zeroed() };
+    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_SYMLINKS | libc::RESOLVE_CACHED;
+    // SAFETY: the path ends with a NUL; pointer and length describe `how`.
+    let r = unsafe {
+        libc::syscall(libc::SYS_openat2, root.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
+    };
+    if r < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call returned a new file descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(r as i32) })
+}
+
+/// Lets this process open as many files as its hard limit allows, if that can be done.
+pub fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a live rlimit.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 || limit.rlim_cur >= limit.rlim_max
+    {
+        return;
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: as above. A refusal leaves the limit as it was.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
 }
 
 const _: () = assert!(bpf_attach_type::BPF_STRUCT_OPS as u32 == 44);
