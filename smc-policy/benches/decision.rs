@@ -140,7 +140,7 @@ impl Set {
         let slots = Slots::in_order(&policy);
         let tables = compile(&policy, &slots, &Settings::default())?;
         let needs = Sizes { cells: u32::try_from(tables.cells.len())?, slots: policy.rules.len() as u32 + 2 };
-        let instance = Instance::create(pins.path(), room_for(needs), None)?;
+        let instance = Instance::create(pins.path(), room_for(needs), false)?;
         instance.fill(GENERATION, &tables.cells)?;
         let answer = |allow, slot| {
             WireAnswer::new(Some(Verdict {

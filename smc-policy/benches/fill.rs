@@ -17,12 +17,13 @@ use smc_policy::{
     kernel::{
         apply::{Request, room_for},
         barrier::wait_for_programs,
+        hook::Hook,
         instance::Instance,
         object::Sizes,
-        record::{self, Record},
+        record::{self, Overrides, Record},
     },
     policy::{
-        Action, Defaults, Directions, Place, Policy, Rule, Settings, SourceFile,
+        Action, Config, Defaults, Directions, Place, Policy, Rule, Settings, SourceFile,
         address::{AddrRange, AddrSet, from_ip, to_ip},
         compile, load, parse, run_tests,
     },
@@ -213,7 +214,7 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
         cells: u32::try_from(tables.cells.len())?,
         slots: slots.rules.iter().copied().max().unwrap_or(1) + 1,
     };
-    let instance = Instance::create(pins, room_for(needs), None)?;
+    let instance = Instance::create(pins, room_for(needs), false)?;
     for slot in fresh {
         instance.clear_slot(slot)?;
     }
@@ -224,12 +225,14 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
         sources: &sources,
         policy: &policy,
         origin: &[],
-        observe: false,
+        config: &Config::default(),
+        overrides: Overrides::default(),
+        config_file: None,
         replace_foreign: false,
         token: "benchmark",
         unconfirmed_until: None,
     };
-    let record = Record::new(1, &request, &slots);
+    let record = Record::new(1, &request, Hook::HsCtrl, &slots);
     record::write(&record::path_of(run, 1), &record)?;
     // What is kept for the next boot is written a second time.
     record::write(&run.join("next.json"), &record)?;

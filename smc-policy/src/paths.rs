@@ -51,6 +51,11 @@ impl Paths {
         self.bpffs.join("smc-policy")
     }
 
+    /// Where the links of tc programs to devices are pinned.
+    pub fn links(&self) -> PathBuf {
+        self.pins().join("links")
+    }
+
     /// The lock that whoever changes something holds.
     pub fn lock(&self) -> PathBuf {
         self.run.join("lock")

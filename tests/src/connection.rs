@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::half::{At, canonical};
 pub use crate::half::{End, Failure, Half, Transport};
-use crate::sys;
+use crate::{Need, sys};
 
 /// No step of a connection may take longer. Real ones take milliseconds, in emulation a few tens of them; the kernel's
 /// own limit for an SMC handshake is 6 s.
@@ -39,6 +39,24 @@ impl Kind {
     pub const SMC_V4: [Self; 4] = [Self::AfSmc, Self::IpprotoSmc, Self::AfSmc6, Self::IpprotoSmc6];
     /// The kinds that are SMC and take IPv6 addresses.
     pub const SMC_V6: [Self; 2] = [Self::AfSmc6, Self::IpprotoSmc6];
+
+    /// Whether this kernel has such sockets: `IPPROTO_SMC` came with Linux 6.11.
+    #[must_use]
+    pub fn is_there(self) -> bool {
+        !matches!(self, Self::IpprotoSmc | Self::IpprotoSmc6) || Need::IpprotoSmc.is_met()
+    }
+
+    /// Those of [`Self::SMC_V4`] that this kernel has.
+    #[must_use]
+    pub fn smc_v4() -> Vec<Self> {
+        Self::SMC_V4.into_iter().filter(|kind| kind.is_there()).collect()
+    }
+
+    /// Those of [`Self::SMC_V6`] that this kernel has.
+    #[must_use]
+    pub fn smc_v6() -> Vec<Self> {
+        Self::SMC_V6.into_iter().filter(|kind| kind.is_there()).collect()
+    }
 
     /// Whether it is an SMC socket.
     #[must_use]

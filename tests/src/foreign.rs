@@ -23,7 +23,7 @@ impl Foreign {
     pub fn register() -> Self {
         let types = KernelTypes::read().expect("the kernel's types");
         let prepared = Prepared::new(Sizes { cells: 1, slots: 1 }, Some(&types.offsets)).expect("maps");
-        Self(Some(hs_ctrl::register(&prepared, &types, "foreign").expect("a registration")))
+        Self(Some(hs_ctrl::register(&prepared, &types, "foreign", false).expect("a registration")))
     }
 
     /// Makes it this network namespace's choice, as its administrator would.

@@ -10,6 +10,8 @@
 //! | `SMC_POLICY_SKIPS` | file to which `TEST: needs X` is appended for every test that did not run |
 //! | `SMC_POLICY_KERNEL` | name of the lab kernel, for messages |
 //! | `SMC_POLICY_ROLE` | what this host is to the other one, for tests of two hosts ([`joined`]) |
+//! | `SMC_POLICY_HOOK` | `tc`: policies are enforced by tc programs, where the test does not say by what; default: `hs_ctrl` |
+//! | `SMC_POLICY_RUN_AS` | name under which this run of the test binary is reported |
 //! | `SMC_POLICY_FULL` | `1`: the large numbers instead of a tenth |
 //! | `SMC_POLICY_SEED` | seed of everything random; default: the clock. Always printed |
 #![allow(
@@ -41,6 +43,7 @@ pub mod trap;
 pub mod ueid;
 
 pub use connection::{Half, Kind, Listener, Outcome, Pair, Transport, exchange};
+pub use enforce::Hook;
 pub use foreign::Foreign;
 pub use lab::Lab;
 pub use mounts::Mount;
@@ -49,6 +52,12 @@ pub use rng::Rng;
 pub use services::Services;
 pub use tool::{Home, Run, Running};
 pub use trap::Trap;
+
+/// What the tests of this run enforce policies by: `SMC_POLICY_HOOK`, else smc_hs_ctrl.
+#[must_use]
+pub fn hook() -> Hook {
+    if std::env::var("SMC_POLICY_HOOK").is_ok_and(|value| value == "tc") { Hook::Tc } else { Hook::HsCtrl }
+}
 
 /// Waits until `is_so`.
 ///

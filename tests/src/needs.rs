@@ -12,7 +12,7 @@ use smc_policy::smc::diag;
 
 use crate::connection::{Kind, Listener, exchange};
 use crate::joined::Role;
-use crate::{netns, sys, tool, ueid};
+use crate::{Hook, netns, sys, tool, ueid};
 
 /// Something that not every machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,6 +31,8 @@ pub enum Need {
     SmcD,
     /// `net.smc.hs_ctrl` (Linux 6.19).
     HsCtrl,
+    /// What the tests of this run enforce policies by ([`crate::hook`]), and SMC sockets.
+    Hook,
     /// No `net.smc.hs_ctrl`, to see what is said about that.
     NoHsCtrl,
     /// No SMC at all, to see what is said about that.
@@ -67,6 +69,10 @@ impl Need {
                         && smc_d_works()
                 })
             }
+            Self::Hook => match crate::hook() {
+                Hook::HsCtrl => Self::HsCtrl.is_met() && Self::IpprotoSmc.is_met() && Self::SmcD.is_met(),
+                Hook::Tc => Self::Smc.is_met(),
+            },
             Self::HsCtrl => Path::new("/proc/sys/net/smc/hs_ctrl").exists(),
             Self::NoHsCtrl => !Self::HsCtrl.is_met(),
             Self::NoSmc => !Self::Smc.is_met(),
@@ -88,7 +94,8 @@ impl fmt::Display for Need {
             Self::IpprotoSmc => "IPPROTO_SMC",
             Self::SmcDiag => "SMC_DIAG",
             Self::SmcD => "SMC-D",
-            Self::HsCtrl => "hs_ctrl",
+            Self::Hook if crate::hook() == Hook::Tc => "SMC",
+            Self::Hook | Self::HsCtrl => "hs_ctrl",
             Self::NoHsCtrl => "no hs_ctrl",
             Self::NoSmc => "no SMC",
             Self::Netns => "network namespaces",
@@ -113,11 +120,11 @@ macro_rules! needs {
     };
 }
 
-/// As [`needs!`] with all that a test of the binary on the kernel's hook takes.
+/// As [`needs!`] with all that a test of the binary takes that puts policies in force; more needs may be named.
 #[macro_export]
 macro_rules! needs_hook {
-    () => {
-        $crate::needs!(Root, Tool, Netns, Bpffs, Smc, HsCtrl, IpprotoSmc, SmcDiag, SmcD)
+    ($($more:ident),*) => {
+        $crate::needs!(Root, Tool, Netns, Bpffs, Smc, Hook, SmcDiag $(, $more)*)
     };
 }
 
@@ -130,6 +137,10 @@ macro_rules! needs_hook {
 pub fn is_skipped(name: &str, needs: &[Need]) -> bool {
     let Some(missing) = needs.iter().find(|need| !need.is_met()) else { return false };
     let test = name.strip_suffix("::here").unwrap_or(name);
+    let test = &match std::env::var("SMC_POLICY_RUN_AS") {
+        Ok(run) => test.replacen(test.split("::").next().unwrap_or(test), &run, 1),
+        Err(_) => test.to_owned(),
+    };
     println!("skipped {test}: needs {missing}");
     if let Some(path) = std::env::var_os("SMC_POLICY_SKIPS") {
         let file = OpenOptions::new().create(true).append(true).open(path);

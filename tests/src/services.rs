@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::connection::{Kind, Listener, exchange_sized};
-use crate::lab::{Lab, listen};
+use crate::lab::{Lab, is_smc, listen};
 use crate::tool::Run;
 
 /// Four services; policy number `n` (0 to 15) denies those whose bit is set in `n`, each by a rule of its own.
@@ -69,7 +69,7 @@ impl Services {
         let mut number = 0;
         for (bit, listener) in self.0.iter().enumerate() {
             let outcome = exchange_sized(Kind::AfSmc, None, listener, &[1, 100]).expect("a connection");
-            assert_ne!(outcome.is_smc(), outcome.is_denied(), "{outcome}");
+            assert_ne!(is_smc(&outcome), outcome.is_denied(), "{outcome}");
             number |= u64::from(outcome.is_denied()) << bit;
         }
         number

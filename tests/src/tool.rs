@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::Hook;
+
 /// Where bpffs is expected.
 pub const BPFFS: &str = "/sys/fs/bpf";
 /// A command that takes longer hangs. Loading programs takes a few seconds in emulation.
@@ -57,6 +59,9 @@ impl Home {
         let folder = TempDir::new().expect("a temporary folder");
         for name in ["run", "state", "etc/policy.d", "usr/policy.d"] {
             fs::create_dir_all(folder.path().join(name)).expect("a folder in it");
+        }
+        if crate::hook() == Hook::Tc {
+            fs::write(folder.path().join("etc/config.toml"), "hook = \"tc\"\n").expect("config.toml");
         }
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let bpffs = Path::new(BPFFS).join(format!("smc-policy-test-{}-{number}", std::process::id()));

@@ -30,13 +30,13 @@ fn random_policy(seed: u64) -> Policy {
 fn instance(home: &Home, cells: usize) -> Instance {
     let pins = home.bpffs().join("smc-policy");
     let sizes = Sizes { cells: cells as u32, slots: 64 };
-    Instance::create(&pins, sizes, None).expect("an instance")
+    Instance::create(&pins, sizes, false).expect("an instance")
 }
 
 fn remove(home: &Home) {
-    let removed = smc_policy::kernel::instance::remove_others(&home.bpffs().join("smc-policy"), None);
+    let removed = smc_policy::kernel::pinned::remove_others(&home.bpffs().join("smc-policy"), None);
     assert_eq!((removed.ids.len(), removed.problems), (1, vec![]));
-    smc_policy::kernel::instance::remove_empty(&home.bpffs().join("smc-policy"));
+    smc_policy::kernel::pinned::remove_empty(&home.bpffs().join("smc-policy"));
 }
 
 fn put(instance: &Instance, tables: &Tables) {

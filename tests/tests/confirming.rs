@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use smc_policy_tests::lab::selected;
 use smc_policy_tests::{Lab, Mount, Running, Services, eventually, needs_hook};
 
 const OLD: u64 = 0b0101;
@@ -89,7 +88,7 @@ fn the_first_policy_ever_reverts_to_nothing() {
         let services = Services::open();
         let run = try_out(lab, &services, NEW, "4s").wait().expect_code(1);
         assert!(run.stderr.contains("Not confirmed: no policy is in force"), "{run:#?}");
-        assert_eq!((services.enforced(), selected().as_str()), (0, ""));
+        assert_eq!((services.enforced(), lab.deciding().as_str()), (0, ""));
         lab.assert_nothing_in_force();
     });
 }

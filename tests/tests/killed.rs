@@ -5,7 +5,6 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_policy_tests::lab::selected;
 use smc_policy_tests::{Lab, Rng, Services, needs_hook, scaled};
 
 /// Kills commands after a random part of the time that they take uninterrupted.
@@ -123,7 +122,7 @@ fn a_killed_first_apply_leaves_nothing_or_all() {
                 assert_eq!(services.enforced(), 0b1001, "round {round}");
             }
             lab.home.run(["detach"]).ok();
-            assert_eq!((services.enforced(), selected().as_str()), (0, ""), "round {round}");
+            assert_eq!((services.enforced(), lab.deciding().as_str()), (0, ""), "round {round}");
         }
         lab.assert_nothing_in_force();
     });
@@ -147,7 +146,7 @@ fn a_killed_detach_can_be_repeated() {
             let now = services.enforced();
             assert!(now == 0 || now == 0b0110, "round {round}: {now:04b}");
             lab.home.run(["detach"]).ok();
-            assert_eq!((services.enforced(), selected().as_str()), (0, ""), "round {round}");
+            assert_eq!((services.enforced(), lab.deciding().as_str()), (0, ""), "round {round}");
         }
         lab.assert_nothing_in_force();
     });

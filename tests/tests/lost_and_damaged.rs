@@ -7,7 +7,6 @@ use std::path::Path;
 
 use serde_json::Value;
 use smc_policy::kernel::sys::{MapSpec, map_create};
-use smc_policy_tests::lab::selected;
 use smc_policy_tests::tool::remove_pins;
 use smc_policy_tests::{Lab, Mount, Services, Trap, foreign, needs_hook, sys};
 
@@ -81,7 +80,7 @@ fn the_pins_and_the_choice_lost() {
     Lab::run(|lab| {
         let services = Services::open();
         services.apply(lab, OLD);
-        let name = selected();
+        let name = lab.deciding();
         remove_pins(&lab.pins());
         foreign::select("");
         assert_eq!(services.enforced(), 0);
@@ -375,7 +374,7 @@ fn a_strangers_folder_among_the_pins_is_a_warning() {
         assert_eq!((services.enforced(), services.explained(lab)), (NEW, NEW));
         let run = lab.home.run(["detach", "--json"]).ok();
         warned(&run.json());
-        assert_eq!((services.enforced(), selected().as_str()), (0, ""));
+        assert_eq!((services.enforced(), lab.deciding().as_str()), (0, ""));
         assert!(is_folder(&stranger.join("sub")) && is_folder(&other), "what is not ours stays");
         assert_eq!(lab.registrations(), [""; 0]);
     });

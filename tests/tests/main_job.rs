@@ -2,16 +2,16 @@
 //! about both ends, and by its data arriving intact.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
-use smc_policy_tests::lab::{assert_denied, assert_smc, listen, selected};
+use smc_policy_tests::lab::{assert_denied, assert_smc, listen};
 use smc_policy_tests::{Kind, Lab, Pair, Transport, connection, exchange, needs_hook};
 
 /// A listener of every SMC kind that takes IPv4 on `ip`, with the kind.
 fn each_v4(ip: &str) -> impl Iterator<Item = (Kind, connection::Listener)> {
-    Kind::SMC_V4.into_iter().map(move |kind| (kind, listen(kind, ip)))
+    Kind::smc_v4().into_iter().map(move |kind| (kind, listen(kind, ip)))
 }
 
 fn each_v6(ip: &str) -> impl Iterator<Item = (Kind, connection::Listener)> {
-    Kind::SMC_V6.into_iter().map(move |kind| (kind, listen(kind, ip)))
+    Kind::smc_v6().into_iter().map(move |kind| (kind, listen(kind, ip)))
 }
 
 #[test]
@@ -307,7 +307,7 @@ fn ipv4_over_ipv6_sockets_is_ipv4() {
             "#,
         );
         for client in [Kind::AfSmc6, Kind::IpprotoSmc6] {
-            for server in Kind::SMC_V4 {
+            for server in Kind::smc_v4() {
                 assert_denied(client, None, &listen(server, "127.4.0.1"));
                 assert_denied(client, None, &listen(server, "127.5.0.1"));
                 assert_smc(client, None, &listen(server, "127.6.0.1"));
@@ -482,7 +482,7 @@ fn observe_changes_nothing_and_counts() {
 fn detach_brings_smc_back() {
     needs_hook!();
     Lab::run(|lab| {
-        assert_eq!(selected(), "");
+        assert_eq!(lab.deciding(), "");
         let listener = listen(Kind::AfSmc, "127.0.0.2");
         lab.apply(
             r#"
@@ -492,10 +492,10 @@ fn detach_brings_smc_back() {
             inbound = "deny"
             "#,
         );
-        assert!(selected().starts_with("smcpol_"), "{}", selected());
+        assert!(lab.deciding().starts_with("smcpol_"), "{}", lab.deciding());
         assert_denied(Kind::AfSmc, None, &listener);
         lab.home.run(["detach"]).ok();
-        assert_eq!(selected(), "");
+        assert_eq!(lab.deciding(), "");
         assert_smc(Kind::AfSmc, None, &listener);
         let left = std::fs::read_dir(lab.home.bpffs()).unwrap().flatten();
         let left: Vec<_> = left.map(|entry| entry.path()).filter(|path| has_files(path)).collect();
@@ -516,7 +516,7 @@ fn has_files(path: &std::path::Path) -> bool {
 
 #[test]
 fn an_open_connection_lives_on_and_is_reported() {
-    needs_hook!();
+    needs_hook!(SmcD);
     Lab::run(|lab| {
         let listener = listen(Kind::AfSmc, "127.0.0.2");
         let pair = Pair::open(Kind::AfSmc, None, &listener).unwrap();

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use smc_policy_tests::lab::{assert_denied, assert_smc, listen, selected};
+use smc_policy_tests::lab::{assert_denied, assert_smc, listen};
 use smc_policy_tests::{Kind, Lab, Run, Services, eventually, needs, needs_hook};
 
 #[test]
@@ -103,7 +103,7 @@ fn without_bpffs_it_names_it() {
         command.env("SMC_POLICY_BPFFS", &elsewhere);
         let run = lab.home.start_command(command).wait();
         run.refused(3, &["no BPF file system is mounted at", "mount -t bpf bpf", "a-folder"]);
-        assert_eq!((services.enforced(), selected().as_str()), (0, ""));
+        assert_eq!((services.enforced(), lab.deciding().as_str()), (0, ""));
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0, "nothing left behind");
     });
 }
@@ -135,11 +135,11 @@ fn a_read_only_proc_sys_leaves_what_is_in_force() {
     Lab::run(|lab| {
         let services = Services::open();
         services.apply(lab, 0b0101);
-        let before = (lab.generation(), selected());
+        let before = (lab.generation(), lab.deciding());
         let other = services.file(lab, 0b1010);
         for arguments in [&["detach"][..], &["apply", &other], &["apply", "--confirm", "1s", &other]] {
             without_sysctls(lab, arguments).refused(3, &["/proc/sys"]);
-            assert_eq!((lab.generation(), selected()), before, "{arguments:?}");
+            assert_eq!((lab.generation(), lab.deciding()), before, "{arguments:?}");
             assert_eq!(services.enforced(), 0b0101, "{arguments:?}");
         }
         lab.assert_nothing_piles_up();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use smc_policy_tests::connection::exchange_sized;
-use smc_policy_tests::lab::listen;
+use smc_policy_tests::lab::{is_smc, listen};
 use smc_policy_tests::{Kind, Lab, Listener, Rng, needs_hook, scaled};
 
 /// Services whose verdicts tell policies apart. Each policy denies one of `own`, the others allow it: a decision by a
@@ -155,9 +155,9 @@ fn alternate(
                 let oldest = finished.load(Ordering::SeqCst);
                 let outcome = exchange_sized(Kind::AfSmc, None, services.all()[which], &[1, 100]).unwrap();
                 let newest = started.load(Ordering::SeqCst);
-                assert_ne!(outcome.is_smc(), outcome.is_denied(), "{outcome}");
+                assert_ne!(is_smc(&outcome), outcome.is_denied(), "{outcome}");
                 let possible = (oldest..=newest).map(Policy::of);
-                let fits = possible.clone().any(|policy| Services::allows(which, policy) == outcome.is_smc());
+                let fits = possible.clone().any(|policy| Services::allows(which, policy) == is_smc(&outcome));
                 assert!(
                     fits,
                     "service {which}, generations {oldest} to {newest} ({:?}): {outcome}",
@@ -260,7 +260,7 @@ fn applies_at_the_same_time_wait_for_each_other() {
         assert!((before + 1..=before + 6).contains(&lab.generation()), "{before} -> {}", lab.generation());
         // Whoever came last, all of it is in force.
         let verdicts =
-            services.all().map(|service| exchange_sized(Kind::AfSmc, None, service, &[1]).unwrap().is_smc());
+            services.all().map(|service| is_smc(&exchange_sized(Kind::AfSmc, None, service, &[1]).unwrap()));
         let known = [Policy::A, Policy::B, Policy::C].map(Services::verdicts);
         assert!(known.contains(&verdicts), "{verdicts:?}");
     });

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smc_policy::kernel::instance::{remove_empty, remove_others};
+use smc_policy::kernel::pinned::{remove_empty, remove_others};
 
 use super::Result;
 

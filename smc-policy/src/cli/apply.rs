@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::{
-    check, confirm, live,
+    check, config, confirm, live,
     outcome::{Done, Exit, Failure},
     output::{Output, Style},
     sources,
@@ -15,20 +15,29 @@ use super::{
 use crate::{
     kernel::{
         apply::{self as kernel, Outcome, Request},
+        hook::Hook,
         random,
-        record::{Record, unix_now},
+        record::{Overrides, Record, unix_now},
     },
     paths::Paths,
-    policy::{Change, Policy, diff},
+    policy::{Change, Policy, config::HookChoice, diff},
 };
 
 #[derive(Debug, Args)]
 pub(super) struct ApplyArguments {
     /// Files, or folders of *.toml; without any: the vendor's and the administrator's policy.d.
     paths: Vec<PathBuf>,
-    /// enforce the policy, or only observe: decide and count, and let every connection negotiate.
-    #[arg(long, value_enum, default_value_t = Mode::Enforce)]
-    mode: Mode,
+    /// enforce the policy, or only observe: decide and count, and let every connection negotiate. Without: as config.toml
+    /// says, else enforce.
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// How to enforce it: the kernel's smc_hs_ctrl, tc programs, or the one of them that fits. Without: as config.toml says,
+    /// else auto.
+    #[arg(long, value_enum)]
+    hook: Option<HookArgument>,
+    /// Read this file instead of /etc/smc-policy/config.toml.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Take over from another program that net.smc.hs_ctrl names; `detach` restores it.
     #[arg(long)]
     replace: bool,
@@ -43,9 +52,31 @@ enum Mode {
     Observe,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum HookArgument {
+    Auto,
+    #[value(name = "hs_ctrl")]
+    HsCtrl,
+    Tc,
+}
+
+impl From<HookArgument> for HookChoice {
+    fn from(argument: HookArgument) -> Self {
+        match argument {
+            HookArgument::Auto => Self::Auto,
+            HookArgument::HsCtrl => Self::HsCtrl,
+            HookArgument::Tc => Self::Tc,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct ApplyDocument<'a> {
-    hook: &'static str,
+    hook: Hook,
+    /// Why it is tc, where the choice was left to the tool.
+    why_tc: Option<&'a str>,
+    /// Devices that have programs now and had none.
+    attached: &'a [String],
     mode: &'static str,
     generation: u64,
     /// "none", "confirmed", "first", "switched" or "replaced".
@@ -65,26 +96,34 @@ pub(super) fn mode_name(observe: bool) -> &'static str {
 pub(super) fn run(paths: &Paths, arguments: &ApplyArguments, out: &mut Output) -> Done {
     let (origin, files) = sources::read_absolute(paths, &arguments.paths)?;
     let policy = check::usable(&files, out)?;
+    let overrides = Overrides {
+        hook: arguments.hook.map(HookChoice::from),
+        observe: arguments.mode.map(|mode| mode == Mode::Observe),
+    };
+    let config_file = arguments.config.as_deref().map(sources::absolute).transpose()?;
+    let config = overrides.over(config::read(paths, config_file.as_deref(), out)?);
     let token = random::hex(8)?;
     let mut request = Request {
         sources: &files,
         policy: &policy,
         origin: &origin,
-        observe: arguments.mode == Mode::Observe,
+        config: &config,
+        overrides,
+        config_file: config_file.as_deref(),
         replace_foreign: arguments.replace,
         token: &token,
         unconfirmed_until: None,
     };
     let Some(time) = arguments.confirm else {
         let outcome = put_in_force(paths, &request, out)?;
-        report(&policy, request.observe, &outcome, out);
+        report(&policy, config.observe, &outcome, out);
         return Ok(Exit::Ok);
     };
     request.unconfirmed_until = Some(unix_now() + time.as_secs());
     // First the guard, then the policy: it must not be in force without one.
     let guard = confirm::Guard::spawn(&token, time)?;
     let outcome = put_in_force(paths, &request, out)?;
-    report(&policy, request.observe, &outcome, out);
+    report(&policy, config.observe, &outcome, out);
     if outcome.change == kernel::Change::None {
         Ok(Exit::Ok)
     } else {
@@ -119,10 +158,19 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
         _ => {
             let rules = count(policy.rules.len(), "rule");
             let word = out.paint(Style::Good, "In force");
-            out.text(&format!("{word}: generation {n}, {rules}, hook hs_ctrl, {mode}."));
+            let hook = outcome.hook;
+            out.text(&format!("{word}: generation {n}, {rules}, hook {hook}, {mode}."));
             let lines: Vec<String> = changes.iter().map(|c| format!("  {c}")).collect();
             out.text(&if lines.is_empty() { "  no rule changed".to_owned() } else { lines.join("\n") });
         }
+    }
+    if let Some(why) = &outcome.why_tc
+        && outcome.change != kernel::Change::None
+    {
+        out.text(&format!("  tc, because {why}"));
+    }
+    if !outcome.attached.is_empty() {
+        out.text(&format!("  programs attached to {}", outcome.attached.join(", ")));
     }
     if let Some(live) = live.as_ref().filter(|l| !l.is_empty()) {
         let (number, verb) =
@@ -133,7 +181,9 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
         out.text(&live::table(live));
     }
     out.json(&ApplyDocument {
-        hook: "hs_ctrl",
+        hook: outcome.hook,
+        why_tc: outcome.why_tc.as_deref(),
+        attached: &outcome.attached,
         mode,
         generation: n,
         change: match outcome.change {

@@ -28,7 +28,6 @@ pub(super) fn source(paths: &Paths, given: Option<&Path>) -> Result<Option<Sourc
 
 /// What config.toml says, for verbs that need it: the file `given`, else the administrator's, else the default. Findings
 /// are printed.
-#[allow(dead_code, reason = "`apply` uses it with the next commit")]
 pub(super) fn read(paths: &Paths, given: Option<&Path>, out: &Output) -> Result<Config, Failure> {
     let Some(file) = source(paths, given)? else { return Ok(Config::default()) };
     let files = [file];
@@ -42,6 +41,15 @@ pub(super) fn read(paths: &Paths, given: Option<&Path>, out: &Output) -> Result<
         message: format!("{} has errors; nothing was changed", files[0].path.display()),
         findings: findings.iter().map(|finding| finding.record(&files)).collect(),
     })
+}
+
+/// As [`read`], for verbs that only compare: nothing is printed.
+pub(super) fn read_quietly(paths: &Paths, given: Option<&Path>) -> Result<Config, Failure> {
+    let Some(file) = source(paths, given)? else { return Ok(Config::default()) };
+    match parse(0, &file.text) {
+        Ok(Parsed { config, .. }) => Ok(config),
+        Err(_) => Err(Failure::usage(format!("{} has errors: `smc-policy check`", file.path.display()))),
+    }
 }
 
 /// What `check` says about a config.toml.

@@ -207,7 +207,7 @@ fn in_force(paths: &Paths) -> Result<Option<Judge>, Failure> {
     })?;
     let files_differ = super::status::files_differ(paths, &record);
     let in_force = InForce { generation: record.generation, files_differ, instance, slots };
-    Ok(Some(Judge { policy, observe: record.observe, in_force: Some(in_force) }))
+    Ok(Some(Judge { policy, observe: record.config.observe, in_force: Some(in_force) }))
 }
 
 /// The tables in force must say the same as the recorded rules, region by region. False: another generation is in force

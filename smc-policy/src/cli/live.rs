@@ -1,12 +1,17 @@
 //! Live SMC connections beside a policy.
 
-use std::{collections::HashSet, net::IpAddr, net::SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+};
 
 use serde::Serialize;
 use smc_policy_common::query::{Addr, Direction, Query};
 
 use super::output::columns;
 use crate::{
+    kernel::hs_ctrl::SMC_SYSCTLS,
     policy::{Action, By, Policy, decide, model::direction_name},
     smc::{
         diag::{self, DiagError},
@@ -26,6 +31,10 @@ pub(super) struct Denied {
 
 /// The connections that speak SMC now and that `policy` would deny.
 pub(super) fn denied(policy: &Policy) -> Result<Vec<Denied>, DiagError> {
+    // Without SMC there are none, and nobody is to load a module for that answer.
+    if !Path::new(SMC_SYSCTLS).exists() {
+        return Ok(Vec::new());
+    }
     Ok(judge(policy, &diag::sockets()?))
 }
 

@@ -32,7 +32,9 @@ pub(super) fn run(paths: &Paths, arguments: &RollbackArguments, out: &mut Output
         None => rollback(paths, || out.note("waiting for another smc-policy to finish"))?,
     };
     match done {
-        RolledBack::To { policy, observe, outcome } => apply::report(&policy, observe, &outcome, out),
+        RolledBack::To { policy, config, outcome } => {
+            apply::report(&policy, config.observe, &outcome, out);
+        }
         RolledBack::ToNothing(detached) => detach::report(detached, out),
         RolledBack::NotWaiting => return Ok(Exit::No),
     }

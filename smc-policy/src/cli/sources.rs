@@ -51,12 +51,14 @@ pub(super) fn read_absolute(
     paths: &Paths,
     named: &[PathBuf],
 ) -> Result<(Vec<PathBuf>, Vec<SourceFile>), Failure> {
-    let named: Vec<PathBuf> = named
-        .iter()
-        .map(|p| std::path::absolute(p).map_err(|e| Failure::usage(format!("{}: {e}", p.display()))))
-        .collect::<Result<_, _>>()?;
+    let named: Vec<PathBuf> = named.iter().map(|p| absolute(p)).collect::<Result<_, _>>()?;
     let sources = read(paths, &named)?;
     Ok((named, sources))
+}
+
+/// A path that does not depend on where the tool was called.
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::usage(format!("{}: {e}", path.display())))
 }
 
 /// Reads one file.

@@ -6,25 +6,30 @@ use smc_policy_common::counters::InstanceCounters;
 
 use super::{
     apply::mode_name,
+    config,
     outcome::{Done, Exit},
-    output::{Output, Style, columns},
+    output::Output,
     sources,
-    words::{bytes, count, duration},
 };
 use crate::{
     kernel::{
         capability,
+        enforce::{self, Scope},
+        hook::{self, Hook},
         hs_ctrl::{self, Selected},
-        instance::{self, Instance},
-        namespace, object,
+        instance::Instance,
+        namespace, object, pinned,
         record::{self, Record},
         release,
         state::State,
+        tc::Way,
         unconfirmed,
     },
     paths::Paths,
     policy::{Action, Policy, Slots},
 };
+
+mod text;
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArguments {}
@@ -33,7 +38,7 @@ pub(super) struct StatusArguments {}
 struct StatusDocument {
     /// Nothing is in force or something differs: exit code 1.
     ok: bool,
-    hook: Option<&'static str>,
+    hook: Option<Hook>,
     mode: Option<&'static str>,
     kernel: String,
     generation: Option<u64>,
@@ -50,6 +55,8 @@ struct StatusDocument {
     namespaces: Vec<NamespaceDocument>,
     /// What is not as it should be.
     findings: Vec<String>,
+    /// What is worth knowing and no fault.
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,6 +66,14 @@ struct CountersDocument {
     observed_denies: u64,
     /// Allowed SYNs that were sent again without the SMC option.
     plain_retransmissions: u64,
+    /// tc: SYNs with the SMC option for no listener of the namespace, untouched.
+    no_listener: u64,
+    /// tc: SYNs with the SMC option of no socket of the namespace, untouched.
+    no_socket: u64,
+    /// tc: SYNs with the SMC option signed by TCP-AO, untouched.
+    signed: u64,
+    /// tc: SYNs that the kernel refused to have changed.
+    unchanged: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,19 +100,33 @@ struct DefaultDocument {
 struct NamespaceDocument {
     /// `net:[inode]`, as /proc/PID/ns/net shows it.
     name: String,
+    /// How a person finds it: "/run/netns/blue", "process 123 (nginx)".
+    found: String,
+    /// What its net.smc.hs_ctrl names.
     hs_ctrl: String,
+    /// Its devices that are to have programs (tc).
+    devices: Vec<DeviceDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceDocument {
+    name: String,
+    /// "tcx" or "clsact"; `null`: it has no programs of the policy in force, at one side at least.
+    attached: Option<&'static str>,
+    /// Programs of others that see packets first.
+    ahead: Vec<String>,
 }
 
 pub(super) fn run(paths: &Paths, _: &StatusArguments, out: &mut Output) -> Done {
     capability::require("reading what is in force")?;
     let state = State::read(paths)?;
-    if state.selected == Selected::None {
+    if state.instance.is_none() && state.selected == Selected::None {
         // Nothing here, but that is not to say that an apply would do.
-        instance::refuse_other_namespaces(&paths.pins())?;
+        pinned::refuse_other_namespaces(&paths.pins())?;
     }
     let document = gather(paths, &state)?;
     out.json(&document);
-    out.text(&text(&document, out));
+    out.text(&text::of(&document, out));
     Ok(if document.ok { Exit::Ok } else { Exit::No })
 }
 
@@ -117,14 +146,95 @@ pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
     drift(paths, record).is_some()
 }
 
-fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure> {
-    let mut findings: Vec<String> = state.trouble(paths).into_iter().collect();
-    let selected = match &state.selected {
+/// What differs between how the policy is enforced and config.toml.
+fn config_drift(paths: &Paths, record: &Record) -> Option<String> {
+    match config::read_quietly(paths, record.config_file.as_deref()) {
+        Ok(now) if record.overrides.over(now.clone()) == record.config => None,
+        Ok(_) => Some("config.toml differs from what is in force: `smc-policy apply`".to_owned()),
+        Err(e) => Some(format!("config.toml cannot be compared with what is in force: {}", e.message)),
+    }
+}
+
+/// Would an apply choose another hook now?
+fn other_hook(record: &Record) -> Option<String> {
+    let (now, _) = hook::choose(record.config.hook).ok()?;
+    (now != record.hook).then(|| format!("the hook {now} can be used now: `smc-policy apply` moves to it"))
+}
+
+/// The hook that the instance in force is called by, also without a record.
+fn hook_of(state: &State) -> Hook {
+    match (&state.record, &state.selected) {
+        (Some(record), _) => record.hook,
+        (None, Selected::Ours(_)) => Hook::HsCtrl,
+        (None, _) => Hook::Tc,
+    }
+}
+
+/// The namespaces that the policy is to be enforced in, or this one.
+fn coverage(
+    paths: &Paths,
+    state: &State,
+    findings: &mut Vec<String>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<NamespaceDocument>, super::Failure> {
+    let Some((instance, record)) = state.in_force() else {
+        return Ok(vec![NamespaceDocument {
+            name: format!("net:[{}]", namespace::current()?),
+            found: String::new(),
+            hs_ctrl: selected_name(&state.selected),
+            devices: Vec::new(),
+        }]);
+    };
+    let scope = Scope { paths, hook: record.hook, config: &record.config };
+    let (covered, unreached) = enforce::inspect(&scope, instance)?;
+    findings.extend(unreached.into_iter().map(|what| format!("not covered: {what}")));
+    let mut documents = Vec::new();
+    for namespace in covered {
+        let of = if namespace.is_own { String::new() } else { format!(" of {}", namespace.found) };
+        if let Some(problem) = &namespace.problem {
+            findings.push(format!("{} is not covered: {problem}: `smc-policy apply`", namespace.found));
+        }
+        for device in &namespace.devices {
+            let name = &device.name;
+            match (&device.way, &device.problem) {
+                (Some(_), _) => {}
+                (None, None) => findings
+                    .push(format!("{name}{of} is not covered: `smc-policy apply` attaches the programs")),
+                (None, Some(problem)) => findings.push(format!("{name}{of} is not covered: {problem}")),
+            }
+            if !device.ahead.is_empty() {
+                notes.push(format!(
+                    "programs of others see the packets of {name}{of} first: {} (what they take away is not judged)",
+                    device.ahead.join(", ")
+                ));
+            }
+        }
+        documents.push(NamespaceDocument {
+            name: format!("net:[{}]", namespace.id),
+            found: namespace.found,
+            hs_ctrl: selected_name(&namespace.selected),
+            devices: namespace
+                .devices
+                .into_iter()
+                .map(|d| DeviceDocument { name: d.name, attached: d.way.map(Way::name), ahead: d.ahead })
+                .collect(),
+        });
+    }
+    Ok(documents)
+}
+
+fn selected_name(selected: &Selected) -> String {
+    match selected {
         Selected::None => String::new(),
         Selected::Ours(id) => hs_ctrl::name(id),
         Selected::Foreign(name) => name.clone(),
-    };
-    if state.selected == Selected::None {
+    }
+}
+
+fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure> {
+    let mut findings: Vec<String> = state.trouble(paths).into_iter().collect();
+    let mut notes = Vec::new();
+    if state.selected == Selected::None && state.instance.is_none() {
         findings.push("no policy is in force: `smc-policy apply`".to_owned());
     }
     if let Some(instance) = &state.instance
@@ -137,6 +247,8 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
     let unconfirmed = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
     if let Some(record) = &state.record {
         findings.extend(drift(paths, record));
+        findings.extend(config_drift(paths, record));
+        notes.extend(other_hook(record));
     }
     if unconfirmed.as_ref().is_some_and(|u| u.seconds_left() == 0) {
         findings.push(
@@ -162,10 +274,11 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             unknown.join(", ")
         ));
     }
+    let namespaces = coverage(paths, state, &mut findings, &mut notes)?;
     let mut document = StatusDocument {
         ok: findings.is_empty(),
-        hook: state.instance.as_ref().map(|_| "hs_ctrl"),
-        mode: state.record.as_ref().map(|r| mode_name(r.observe)),
+        hook: state.instance.as_ref().map(|_| hook_of(state)),
+        mode: state.record.as_ref().map(|r| mode_name(r.config.observe)),
         kernel: release(),
         generation: state.instance.as_ref().map(Instance::generation),
         applied_at: state.record.as_ref().map(|r| r.applied_at),
@@ -177,17 +290,31 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         counters: None,
         defaults: Vec::new(),
         rules: Vec::new(),
-        namespaces: vec![NamespaceDocument {
-            name: format!("net:[{}]", namespace::current()?),
-            hs_ctrl: selected,
-        }],
+        namespaces,
         findings,
+        notes,
     };
     if let Some(instance) = &state.instance {
-        let InstanceCounters { decisions, undecided, observed_denies, plain_retransmissions, .. } =
-            instance.instance_counters()?;
-        document.counters =
-            Some(CountersDocument { decisions, undecided, observed_denies, plain_retransmissions });
+        let InstanceCounters {
+            decisions,
+            undecided,
+            observed_denies,
+            plain_retransmissions,
+            no_listener,
+            no_socket,
+            signed,
+            unchanged,
+        } = instance.instance_counters()?;
+        document.counters = Some(CountersDocument {
+            decisions,
+            undecided,
+            observed_denies,
+            plain_retransmissions,
+            no_listener,
+            no_socket,
+            signed,
+            unchanged,
+        });
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
             count_rules(instance, &policy, &slots, &mut document)?;
         }
@@ -227,91 +354,4 @@ fn count_rules(
         });
     }
     Ok(())
-}
-
-fn text(d: &StatusDocument, out: &Output) -> String {
-    let mut text = String::new();
-    let mut facts = vec![vec!["kernel".to_owned(), d.kernel.clone()]];
-    let mut fact = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            facts.push(vec![name.to_owned(), value]);
-        }
-    };
-    fact("hook", d.hook.map(str::to_owned));
-    fact("mode", d.mode.map(str::to_owned));
-    let age = d.age_seconds.map(|s| format!(", applied {} ago", duration(s))).unwrap_or_default();
-    fact("generation", d.generation.map(|g| format!("{g}{age}")));
-    fact(
-        "unconfirmed",
-        d.unconfirmed_seconds_left.map(|s| format!("the policy before returns in {}", duration(s))),
-    );
-    for namespace in &d.namespaces {
-        let selected = if namespace.hs_ctrl.is_empty() { "nothing selected" } else { &namespace.hs_ctrl };
-        fact("namespace", Some(format!("{} ({selected})", namespace.name)));
-    }
-    fact("tables", d.table_bytes.map(bytes));
-    fact(
-        "decisions",
-        d.counters.as_ref().map(|c| {
-            let observed = if c.observed_denies > 0 {
-                format!(", {} only observed", c.observed_denies)
-            } else {
-                String::new()
-            };
-            let open =
-                if c.undecided > 0 { format!(", {} without a table", c.undecided) } else { String::new() };
-            let again = if c.plain_retransmissions > 0 {
-                format!(", {} sent again without SMC", c.plain_retransmissions)
-            } else {
-                String::new()
-            };
-            format!("{}{observed}{again}{open}", c.decisions)
-        }),
-    );
-    text.push_str(&columns(&facts, &[]));
-    if !d.rules.is_empty() || !d.defaults.is_empty() {
-        let heading = |word: &str| if word.is_empty() { String::new() } else { out.paint(Style::Dim, word) };
-        let mut rows = vec![
-            ["", "hits", "action", "direction", "rule", "from"]
-                .iter()
-                .map(|w| heading(w))
-                .collect::<Vec<_>>(),
-        ];
-        for r in &d.rules {
-            let name = if r.enabled { r.name.clone() } else { format!("{} (not enabled)", r.name) };
-            let from = format!("{}:{}", r.file, r.line);
-            rows.push(vec![
-                String::new(),
-                r.hits.to_string(),
-                action(r.action, out),
-                r.direction.clone(),
-                name,
-                from,
-            ]);
-        }
-        for r in &d.defaults {
-            rows.push(vec![
-                String::new(),
-                r.hits.to_string(),
-                action(r.action, out),
-                r.direction.to_owned(),
-                "[default]".to_owned(),
-            ]);
-        }
-        text.push('\n');
-        text.push_str(&columns(&rows, &[1]));
-    }
-    if !d.findings.is_empty() {
-        let heading = count(d.findings.len(), "finding");
-        text.push_str(&format!("\n{}:\n", out.paint(Style::Note, &heading)));
-        for finding in &d.findings {
-            text.push_str(&format!("  {finding}\n"));
-        }
-    }
-    text
-}
-
-fn action(action: Action, out: &Output) -> String {
-    let style = if action == Action::Allow { Style::Good } else { Style::Bad };
-    out.paint(style, &action.to_string())
 }

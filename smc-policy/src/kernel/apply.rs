@@ -5,17 +5,20 @@
 //! *in force* and selected (both instances decide alike), then the new policy is one store like any other. Killed
 //! anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::{
     barrier::wait_for_programs,
     capability,
+    enforce::{self, Scope},
     error::KernelError,
-    hs_ctrl::{self, KernelTypes, Selected},
-    instance::{self, Instance},
+    hook::{self, Hook},
+    hs_ctrl::{self, Selected},
+    instance::Instance,
     lock::{self, Lock},
     object::{self, Sizes},
-    record::{self, Record},
+    pinned,
+    record::{self, Overrides, Record},
     replaced,
     state::State,
     store,
@@ -23,7 +26,7 @@ use super::{
 };
 use crate::{
     paths::Paths,
-    policy::{CompileError, Policy, Settings, Slots, SourceFile, Tables, compile},
+    policy::{CompileError, Config, Policy, Slots, SourceFile, Tables, compile, config::Namespaces},
 };
 
 /// What to put in force.
@@ -35,8 +38,12 @@ pub struct Request<'a> {
     pub policy: &'a Policy,
     /// The files and folders they were found by; empty: the two policy folders.
     pub origin: &'a [PathBuf],
-    /// Decide and count, change nothing.
-    pub observe: bool,
+    /// How it is enforced.
+    pub config: &'a Config,
+    /// What of that the command line said.
+    pub overrides: Overrides,
+    /// The file read instead of config.toml; an absolute path.
+    pub config_file: Option<&'a Path>,
     /// Take over from a foreign smc_hs_ctrl.
     pub replace_foreign: bool,
     /// Random; tells this apply from every other.
@@ -69,6 +76,12 @@ pub struct Outcome {
     pub change: Change,
     /// What was in force before, as far as it is recorded.
     pub before: Option<Record>,
+    /// The hook that enforces it.
+    pub hook: Hook,
+    /// Why it is tc, where the choice was left to the tool.
+    pub why_tc: Option<String>,
+    /// Devices that have programs now and had none.
+    pub attached: Vec<String>,
     /// What did not work without harm to the policy in force.
     pub warnings: Vec<String>,
 }
@@ -103,14 +116,10 @@ pub(super) struct Compiled {
     fresh: Vec<u32>,
 }
 
-fn settings(observe: bool) -> Settings {
-    Settings { observe, ..Settings::default() }
-}
-
 impl Compiled {
     fn new(request: &Request<'_>, in_force: Option<&Record>) -> Result<Self, CompileError> {
         let (slots, fresh) = record::assign_slots(request.policy, in_force);
-        Ok(Self { tables: compile(request.policy, &slots, &settings(request.observe))?, slots, fresh })
+        Ok(Self { tables: compile(request.policy, &slots, &request.config.settings())?, slots, fresh })
     }
 
     fn needs(&self) -> Sizes {
@@ -164,12 +173,15 @@ pub(super) fn locked(
     _lock: &Lock,
 ) -> Result<Outcome, ApplyError> {
     let state = State::read(paths)?;
-    hs_ctrl::check_writable()?;
-    instance::refuse_other_namespaces(&paths.pins())?;
-    if let Selected::Foreign(name) = &state.selected
-        && !request.replace_foreign
-    {
-        return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
+    pinned::refuse_other_namespaces(&paths.pins())?;
+    let (hook, why_tc) = hook::choose(request.config.hook)?;
+    if hook == Hook::HsCtrl {
+        hs_ctrl::check_writable()?;
+        if let Selected::Foreign(name) = &state.selected
+            && !request.replace_foreign
+        {
+            return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
+        }
     }
     let compiled = match early {
         Some((record, compiled)) if record == state.record => compiled,
@@ -177,7 +189,15 @@ pub(super) fn locked(
     };
     // A file that cannot be read keeps nothing waiting.
     let waits = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
-    let mut apply = Apply { paths, request, selected: state.selected.clone(), waits, warnings: Vec::new() };
+    let mut apply = Apply {
+        scope: Scope { paths, hook, config: request.config },
+        paths,
+        request,
+        selected: state.selected.clone(),
+        waits,
+        attached: Vec::new(),
+        warnings: Vec::new(),
+    };
     apply.recover(&state);
     if request.unconfirmed_until.is_some() {
         if let Some(waits) = apply.waits.as_ref().filter(|_| apply.is_in_force(&state)) {
@@ -188,7 +208,7 @@ pub(super) fn locked(
         }
     }
     match apply.run(state, &compiled) {
-        Ok(outcome) => Ok(outcome),
+        Ok(outcome) => Ok(Outcome { why_tc, ..outcome }),
         Err(e) => {
             clean_up(paths);
             Err(capability::explain_refusal(e).into())
@@ -203,7 +223,7 @@ fn clean_up(paths: &Paths) {
     if !matches!(state.selected, Selected::Ours(_)) {
         let _ = replaced::forget(&paths.run);
     }
-    instance::remove_others(&paths.pins(), state.instance.as_ref().map(Instance::id));
+    pinned::remove_others(&paths.pins(), state.instance.as_ref().map(Instance::id));
     let _ = store::recover(&paths.state, state.record.as_ref());
     if unconfirmed::read(&paths.run, state.record.as_ref()).is_ok_and(|u| u.is_none()) {
         let _ = unconfirmed::clear(&paths.run);
@@ -218,7 +238,9 @@ struct Apply<'a> {
     selected: Selected,
     /// The policy in force, if it waits for confirmation.
     waits: Option<Unconfirmed>,
+    attached: Vec<String>,
     warnings: Vec<String>,
+    scope: Scope<'a>,
 }
 
 impl Apply<'_> {
@@ -236,7 +258,9 @@ impl Apply<'_> {
     /// Is it the policy in force?
     fn is_in_force(&self, state: &State) -> bool {
         state.record.as_ref().is_some_and(|r| {
-            r.digest == record::digest(self.request.sources) && r.observe == self.request.observe
+            r.digest == record::digest(self.request.sources)
+                && r.config == *self.request.config
+                && r.hook == self.scope.hook
         })
     }
 
@@ -245,9 +269,13 @@ impl Apply<'_> {
         let (generation, change, before) = match (state.instance, state.record) {
             (Some(instance), Some(before)) => {
                 let (sizes, needs) = (instance.info().sizes, compiled.needs());
-                let current = instance.info().object == object::object_id();
+                let current = self.is_current(&instance);
                 let wasteful = is_wasteful(sizes, needs);
                 if current && fits(sizes, needs) && !wasteful {
+                    self.establish(&instance)?;
+                    if before.config != *self.request.config || before.hook != self.scope.hook {
+                        self.release(&instance);
+                    }
                     if same {
                         let change = self.keep(&instance, &before);
                         (before.generation, change, Some(before))
@@ -273,7 +301,43 @@ impl Apply<'_> {
             }
             (None, _) => (self.start(None, compiled)?, Change::First, None),
         };
-        Ok(Outcome { generation, change, before, warnings: std::mem::take(&mut self.warnings) })
+        Ok(Outcome {
+            generation,
+            change,
+            before,
+            hook: self.scope.hook,
+            why_tc: None,
+            attached: std::mem::take(&mut self.attached),
+            warnings: std::mem::take(&mut self.warnings),
+        })
+    }
+
+    /// Does it run this version's programs, registered as they are to be?
+    fn is_current(&self, instance: &Instance) -> bool {
+        let info = instance.info();
+        let is_registered_right =
+            self.scope.hook != Hook::HsCtrl || info.inheritable == self.is_inheritable();
+        info.object == object::object_id() && is_registered_right
+    }
+
+    fn is_inheritable(&self) -> bool {
+        self.request.config.namespaces == Namespaces::All
+    }
+
+    /// Makes the instance decide wherever it is to.
+    fn establish(&mut self, instance: &Instance) -> Result<(), KernelError> {
+        let done = enforce::establish(&self.scope, instance, &self.selected)?;
+        self.attached.extend(done.attached);
+        self.warnings.extend(done.gaps);
+        Ok(())
+    }
+
+    /// Takes away what decided before, wherever it did.
+    fn release(&mut self, instance: &Instance) {
+        match enforce::release(self.paths, Some((&self.scope, instance))) {
+            Ok(released) => self.warnings.extend(released.problems),
+            Err(e) => self.warnings.push(e.to_string()),
+        }
     }
 
     /// The policy is in force already: what does not change the kernel may still be wrong.
@@ -295,17 +359,7 @@ impl Apply<'_> {
     }
 
     fn create(&self, needs: Sizes) -> Result<Instance, KernelError> {
-        Instance::create(&self.paths.pins(), room_for(needs), Some(&KernelTypes::read()?))
-    }
-
-    /// Makes a new instance the namespace's choice; a foreign one it replaces is noted first.
-    fn select(&mut self, new: &Instance) -> Result<(), KernelError> {
-        match &self.selected {
-            Selected::Foreign(name) => replaced::note(&self.paths.run, name)?,
-            Selected::None => replaced::forget(&self.paths.run)?,
-            Selected::Ours(_) => {}
-        }
-        hs_ctrl::select_if_unchanged(&hs_ctrl::name(new.id()), &self.selected)
+        Instance::create(&self.paths.pins(), room_for(needs), self.is_inheritable())
     }
 
     /// One store on an instance that holds the policy in force.
@@ -338,7 +392,7 @@ impl Apply<'_> {
         slots: &Slots,
         compiled: &Compiled,
     ) -> Result<u64, KernelError> {
-        let Ok(old_tables) = compile(policy, slots, &settings(before.observe)) else {
+        let Ok(old_tables) = compile(policy, slots, &before.config.settings()) else {
             // This version refuses what another accepted.
             return self.start(Some((old, Some(before))), compiled);
         };
@@ -347,11 +401,12 @@ impl Apply<'_> {
             cells: needs.cells.max(old_tables.cells.len() as u32),
             slots: needs.slots.max(before.slots().max().unwrap_or(0) + 1),
         };
-        let new = self.create(needs)?;
+        let mut new = self.create(needs)?;
         new.fill(before.generation, &old_tables.cells)?;
         new.switch(before.generation);
         new.complete(&self.paths.pins())?;
-        self.select(&new)?;
+        self.establish(&new)?;
+        self.release(&new);
         self.carry(old, before.slots(), &new);
         let generation = self.switch(&new, before, compiled)?;
         self.tidy(&new, Some(old.id()));
@@ -368,13 +423,14 @@ impl Apply<'_> {
         // Above every number that is or was in force: no record must be taken for that of another generation.
         let in_force = old.map(|(instance, _)| instance.generation());
         let generation = record::highest(&self.paths.run).max(in_force).unwrap_or(0) + 1;
-        let new = self.create(compiled.needs())?;
+        let mut new = self.create(compiled.needs())?;
         new.fill(generation, &compiled.tables.cells)?;
         new.switch(generation);
         self.record(generation, old.and_then(|(_, record)| record), compiled)?;
         new.complete(&self.paths.pins())?;
-        self.select(&new)?;
+        self.establish(&new)?;
         self.settle();
+        self.release(&new);
         if let Some((old, Some(_))) = old {
             let kept = compiled.slots.rules.iter().copied().filter(|slot| !compiled.fresh.contains(slot));
             let defaults = [compiled.slots.default_outbound, compiled.slots.default_inbound];
@@ -409,7 +465,7 @@ impl Apply<'_> {
         compiled: &Compiled,
     ) -> Result<(), KernelError> {
         let run = &self.paths.run;
-        let record = Record::new(generation, self.request, &compiled.slots);
+        let record = Record::new(generation, self.request, self.scope.hook, &compiled.slots);
         record::write(&record::path_of(run, generation), &record)?;
         if let Some(until) = self.request.unconfirmed_until {
             let token = record.token.clone();
@@ -441,7 +497,7 @@ impl Apply<'_> {
     /// Removes what is not in force any more. The policy is in force: what stays behind is no failure.
     fn tidy(&mut self, keep: &Instance, old: Option<&str>) {
         record::prune(&self.paths.run, Some(keep.generation()));
-        let removed = instance::remove_others(&self.paths.pins(), Some(keep.id()));
+        let removed = pinned::remove_others(&self.paths.pins(), Some(keep.id()));
         self.warnings.extend(removed.problems);
         // An instance whose pins are gone (bpffs mounted anew) has no folder to be found by.
         if let Some(old) = old.filter(|old| !removed.ids.iter().any(|id| id == old)) {

@@ -2,12 +2,12 @@
 
 use super::{
     barrier::wait_for_programs,
-    capability,
+    capability, current, enforce,
     error::KernelError,
     hs_ctrl::{self, Selected},
-    instance::{self, Instance},
+    instance::Instance,
     lock::{self, Lock},
-    record, replaced, unconfirmed,
+    pinned, record, replaced, unconfirmed,
 };
 use crate::paths::Paths;
 
@@ -39,29 +39,54 @@ pub fn detach(paths: &Paths, waiting: impl FnOnce()) -> Result<Detached, KernelE
 /// # Errors
 /// As [`detach`].
 pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelError> {
-    // Without SMC nothing can be selected, but pins may be left.
-    let selected = match hs_ctrl::selected() {
-        Err(KernelError::Missing { .. }) => Selected::None,
-        other => other?,
-    };
-    instance::refuse_other_namespaces(&paths.pins())?;
+    let pins = paths.pins();
+    pinned::refuse_other_namespaces(&pins)?;
     let mut done = Detached::default();
+    let selected = hs_ctrl::selected_if_there()?;
+    let mut decided = current::get(&pins)?;
     if let Selected::Ours(id) = &selected {
         hs_ctrl::check_writable()?;
-        done.was_in_force = true;
-        // An orphan that some namespace goes on with must change nothing.
+        decided = Some(id.clone());
+    }
+    done.was_in_force = decided.is_some();
+    // A namespace that cannot be reached goes on with an orphan: it must change nothing.
+    let mut all = pinned::complete(&pins)?.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    all.extend(decided.clone().filter(|id| !all.contains(id)));
+    for id in &all {
         let allowed = allow_all(paths, id);
         done.warn(allowed);
-        unselect(paths, &mut done)?;
+    }
+    let noted = replaced::noted(&paths.run);
+    match enforce::release(paths, None) {
+        Ok(released) => {
+            done.restored = released.restored;
+            done.warnings.extend(released.problems);
+        }
+        Err(e) => done.warnings.push(e.to_string()),
+    }
+    match noted {
+        Ok(Some(name)) if matches!(selected, Selected::Ours(_)) && done.restored.is_none() => {
+            done.warnings.push(format!("'{name}', which was selected before, is no longer registered"))
+        }
+        Err(e) => done.warnings.push(e.to_string()),
+        _ => {}
+    }
+    if matches!(hs_ctrl::selected_if_there()?, Selected::Ours(_)) {
+        // The reason is among the warnings, but this is not what was asked for.
+        hs_ctrl::select("")?;
+    }
+    if let Some(id) = &decided {
         let unregistered = hs_ctrl::unregister_by_id(id);
         done.warn(unregistered);
     }
-    let forgotten = replaced::forget(&paths.run).and_then(|()| unconfirmed::clear(&paths.run));
+    let forgotten = replaced::forget(&paths.run)
+        .and_then(|()| unconfirmed::clear(&paths.run))
+        .and_then(|()| current::clear(&pins));
     done.warn(forgotten);
-    let removed = instance::remove_others(&paths.pins(), None);
+    let removed = pinned::remove_others(&pins, None);
     done.removed = removed.ids;
     done.warnings.extend(removed.problems);
-    instance::remove_empty(&paths.pins());
+    pinned::remove_empty(&pins);
     record::prune(&paths.run, None);
     Ok(done)
 }
@@ -72,22 +97,6 @@ impl Detached {
             self.warnings.push(e.to_string());
         }
     }
-}
-
-/// Clears this namespace's choice, or returns to the foreign one that was replaced.
-fn unselect(paths: &Paths, done: &mut Detached) -> Result<(), KernelError> {
-    let noted = replaced::noted(&paths.run).unwrap_or_else(|e| {
-        done.warnings.push(e.to_string());
-        None
-    });
-    if let Some(name) = noted {
-        if hs_ctrl::select(&name).is_ok() {
-            done.restored = Some(name);
-            return Ok(());
-        }
-        done.warnings.push(format!("'{name}', which was selected before, is no longer registered"));
-    }
-    hs_ctrl::select("")
 }
 
 /// A generation without a table: everything is allowed.

@@ -88,6 +88,22 @@ pub fn selected() -> Result<Selected, KernelError> {
     }
 }
 
+/// Whether the kernel has the hook now: not before the module `smc` is loaded.
+pub fn is_there() -> bool {
+    Path::new(SYSCTL).exists()
+}
+
+/// As [`selected`]; without SMC or the hook nothing can be selected.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn selected_if_there() -> Result<Selected, KernelError> {
+    match selected() {
+        Err(KernelError::Missing { .. }) => Ok(Selected::None),
+        other => other,
+    }
+}
+
 /// Why there is no `net.smc.hs_ctrl`.
 fn missing() -> KernelError {
     if Path::new(SMC_SYSCTLS).exists() {
@@ -150,16 +166,29 @@ fn unwritable(error: io::Error, doing: &str) -> KernelError {
     }
 }
 
+/// `SMC_HS_CTRL_FLAG_INHERITABLE` (include/net/smc.h): a namespace that is created later begins with the initial
+/// namespace's choice (smc_sysctl_net_init, net/smc/smc_sysctl.c).
+const INHERITABLE: i32 = 1;
+
 /// Registers the programs under [`name`]`(id)`. The registration stays when this process ends, until
-/// [`unregister`]; the returned map is its handle.
+/// [`unregister`]; the returned map is its handle. `inheritable`: namespaces created later take over the initial one's
+/// choice.
 ///
 /// # Errors
 /// [`KernelError::Missing`] without BTF of SMC, [`KernelError::Refused`], [`KernelError::Io`].
-pub fn register(prepared: &Prepared, types: &KernelTypes, id: &str) -> Result<OwnedFd, KernelError> {
+pub fn register(
+    prepared: &Prepared,
+    types: &KernelTypes,
+    id: &str,
+    inheritable: bool,
+) -> Result<OwnedFd, KernelError> {
     let module = types.module.as_ref().map(AsFd::as_fd);
     let mut value = vec![0u8; types.value_size as usize];
     let data = types.data_offset as usize;
     put(&mut value, data + types.name_offset as usize, name(id).as_bytes())?;
+    if inheritable {
+        put(&mut value, data + types.flags_offset as usize, &INHERITABLE.to_ne_bytes())?;
+    }
     let programs = types.load_callbacks(prepared)?;
     for ((_, program), (_, member)) in programs.iter().zip(&types.callbacks) {
         // The function pointer's place takes the program's descriptor.
@@ -236,6 +265,7 @@ pub struct KernelTypes {
     value_size: u32,
     data_offset: u32,
     name_offset: u32,
+    flags_offset: u32,
     callbacks: Vec<(Callback, CallbackMember)>,
     /// Where the socket fields are.
     pub offsets: Offsets,
@@ -294,6 +324,7 @@ impl KernelTypes {
             value_size: btf.size(value_id).ok_or_else(|| missing("size"))?,
             data_offset: data.bits / 8,
             name_offset: member("name")?.offset,
+            flags_offset: member("flags")?.offset,
             callbacks: [Callback::Syn, Callback::SynAck]
                 .into_iter()
                 .map(|c| Ok((c, member(c.member())?)))

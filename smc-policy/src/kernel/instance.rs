@@ -1,12 +1,13 @@
-//! One instance: the maps and programs of one load, pinned in a folder `<bpffs>/smc-policy/<id>` and registered as
-//! `smcpol_<id>`.
+//! One instance: the tables, generation and counters of one load, pinned in a folder `<bpffs>/smc-policy/<id>`, and the
+//! programs that work with them. Whatever hook calls them, they decide and count alike: the hook can be changed without
+//! changing the instance.
 //!
 //! The folder is called `new-<id>` (bpffs takes no dots) until it is complete, and it is made before anything is registered: whoever finds
 //! it after a crash can remove all that belongs to it.
 
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -17,18 +18,17 @@ use super::{
     error::{Doing, KernelError},
     hs_ctrl::{self, KernelTypes},
     namespace::{self, NamespaceId},
-    object::{self, Prepared, Sizes},
+    object::{self, Prepared, Sizes, TcProgram},
+    offsets::Offsets,
+    pinned::{self, get_pin, pin, tc_pin},
     query::QueryProgram,
     random,
     sys::{self, MapSpec, SharedCells},
 };
 
-/// bpffs's magic number (BPF_FS_MAGIC, include/uapi/linux/magic.h).
-const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
-
 const INFO_MAGIC: u32 = 0x534d_4349;
 /// Version of the pinned maps' set and meaning; raised with every change an older tool would misread.
-const INFO_VERSION: u32 = 2;
+const INFO_VERSION: u32 = 3;
 const INFO_BYTES: usize = 64;
 
 /// What an instance says of itself, in the map `smcpol_info`.
@@ -40,7 +40,22 @@ pub struct Info {
     pub object: [u8; 16],
     /// The network namespace that it was made for.
     pub namespace: NamespaceId,
+    /// Registered with smc_hs_ctrl, namespaces created later take it over.
+    pub inheritable: bool,
 }
+
+/// Maps of the object and the names of their pins.
+const MAPS: [(&str, &str); 6] = [
+    ("smcpol_gen", "generation"),
+    ("smcpol_tab0", "table0"),
+    ("smcpol_tab1", "table1"),
+    ("smcpol_hits", "hits"),
+    ("smcpol_stat", "stat"),
+    ("smcpol_last", "last"),
+];
+
+/// The pin of the smc_hs_ctrl registration.
+const REGISTRATION: &str = "registration";
 
 impl Info {
     fn to_bytes(self) -> [u8; INFO_BYTES] {
@@ -52,11 +67,12 @@ impl Info {
         }
         out[16..32].copy_from_slice(&self.object);
         out[32..40].copy_from_slice(&self.namespace.to_ne_bytes());
+        out[40] = u8::from(self.inheritable);
         out
     }
 
     /// `None`: of another version of the tool.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let word = |i: usize| bytes.get(i..i + 4)?.try_into().ok().map(u32::from_ne_bytes);
         if word(0)? != INFO_MAGIC || word(4)? != INFO_VERSION {
             return None;
@@ -65,6 +81,7 @@ impl Info {
             sizes: Sizes { cells: word(8)?, slots: word(12)? },
             object: bytes.get(16..32)?.try_into().ok()?,
             namespace: u64::from_ne_bytes(bytes.get(32..40)?.try_into().ok()?),
+            inheritable: *bytes.get(40)? != 0,
         })
     }
 }
@@ -76,6 +93,7 @@ const CARRIED_STAT: u32 = InstanceCounters::COUNT as u32 / 2;
 #[derive(Debug)]
 pub struct Instance {
     id: String,
+    dir: PathBuf,
     info: Info,
     generation: SharedCells,
     tables: [OwnedFd; 2],
@@ -86,28 +104,27 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Loads and pins a new instance without registering it. `types`: none for one that is only asked (tests,
-    /// benchmarks).
+    /// Creates and pins a new instance that no hook calls yet.
     ///
     /// # Errors
-    /// [`KernelError`] with nothing left behind but, at worst, a folder that [`remove_others`] removes.
-    pub fn create(pins: &Path, sizes: Sizes, types: Option<&KernelTypes>) -> Result<Self, KernelError> {
-        check_bpffs(pins)?;
+    /// [`KernelError`] with nothing left behind but, at worst, a folder that [`pinned::remove_others`] removes.
+    pub fn create(pins: &Path, sizes: Sizes, inheritable: bool) -> Result<Self, KernelError> {
+        pinned::check_bpffs(pins)?;
         let id = random::hex(4)?;
         let dir = pins.join(format!("new-{id}"));
         fs::create_dir_all(pins).doing(|| format!("make the folder {}", pins.display()))?;
         fs::create_dir(&dir).doing(|| format!("make the folder {}", dir.display()))?;
-        let made = Self::load(&id, &dir, sizes, types);
+        let info = Info { sizes, object: object::object_id(), namespace: namespace::current()?, inheritable };
+        let made = Self::make(&id, &dir, info);
         if made.is_err() {
             // The error in hand says more than one of the clean-up could.
-            let _ = remove_dir(&dir);
+            let _ = pinned::remove_dir(&dir);
         }
         made
     }
 
-    fn load(id: &str, dir: &Path, sizes: Sizes, types: Option<&KernelTypes>) -> Result<Self, KernelError> {
-        let mut prepared = Prepared::new(sizes, types.map(|t| &t.offsets))?;
-        let info = Info { sizes, object: object::object_id(), namespace: namespace::current()? };
+    fn make(id: &str, dir: &Path, info: Info) -> Result<Self, KernelError> {
+        let mut prepared = Prepared::new(info.sizes, None)?;
         let array = |name, value_size, max_entries| {
             sys::map_create(&MapSpec {
                 name,
@@ -121,42 +138,27 @@ impl Instance {
         };
         let info_map = array("smcpol_info", INFO_BYTES as u32, 1)?;
         sys::map_update(info_map.as_fd(), 0, &info.to_bytes()).doing(|| "fill the map smcpol_info".into())?;
-        let base = array("smcpol_base", size_of::<RuleCounters>() as u32, sizes.slots + CARRIED_STAT)?;
+        let slots = info.sizes.slots;
+        let base = array("smcpol_base", size_of::<RuleCounters>() as u32, slots + CARRIED_STAT)?;
         let query = prepared.load_query()?;
         pin(&info_map, dir, "info")?;
         pin(&base, dir, "base")?;
         pin(&query, dir, "query")?;
-        if let Some(types) = types {
-            let registration = hs_ctrl::register(&prepared, types, id)?;
-            pin(&registration, dir, "registration")?;
+        for (map, name) in MAPS {
+            pin(&prepared.take_map(map)?, dir, name)?;
         }
-        let mut take = |map: &str, name: &str| {
-            let fd = prepared.take_map(map)?;
-            pin(&fd, dir, name)?;
-            Ok::<_, KernelError>(fd)
-        };
-        let generation = take("smcpol_gen", "generation")?;
-        let tables = [take("smcpol_tab0", "table0")?, take("smcpol_tab1", "table1")?];
-        let (hits, stat) = (take("smcpol_hits", "hits")?, take("smcpol_stat", "stat")?);
-        Ok(Self {
-            id: id.to_owned(),
-            info,
-            generation: SharedCells::map(generation.as_fd()).doing(|| "map the generation".into())?,
-            tables,
-            hits,
-            stat,
-            base,
-            query: QueryProgram(query),
-        })
+        Self::open_all(dir, id)
     }
 
     /// Gives a new instance's folder its final name: from here on it is complete.
     ///
     /// # Errors
     /// [`KernelError::Io`].
-    pub fn complete(&self, pins: &Path) -> Result<(), KernelError> {
-        let (from, to) = (pins.join(format!("new-{}", self.id)), pins.join(&self.id));
-        fs::rename(&from, &to).doing(|| format!("rename {} to {}", from.display(), to.display()))
+    pub fn complete(&mut self, pins: &Path) -> Result<(), KernelError> {
+        let (from, to) = (&self.dir, pins.join(&self.id));
+        fs::rename(from, &to).doing(|| format!("rename {} to {}", from.display(), to.display()))?;
+        self.dir = to;
+        Ok(())
     }
 
     /// Opens a complete instance. `None`: there is none of this id, or some of its pins are gone.
@@ -172,7 +174,7 @@ impl Instance {
 
     fn open_all(dir: &Path, id: &str) -> Result<Self, KernelError> {
         let get = |name: &str| get_pin(dir, name);
-        let info = read_info(dir)?.ok_or_else(|| KernelError::Missing {
+        let info = pinned::read_info(dir)?.ok_or_else(|| KernelError::Missing {
             feature: format!(
                 "the policy in force ({}) was loaded by another version of smc-policy",
                 dir.display()
@@ -181,6 +183,7 @@ impl Instance {
         })?;
         Ok(Self {
             id: id.to_owned(),
+            dir: dir.to_owned(),
             info,
             generation: SharedCells::map(get("generation")?.as_fd()).doing(|| "map the generation".into())?,
             tables: [get("table0")?, get("table1")?],
@@ -199,6 +202,86 @@ impl Instance {
     /// Sizes and programs.
     pub fn info(&self) -> Info {
         self.info
+    }
+
+    /// The object with this instance's maps.
+    fn prepare(&self, offsets: Option<&Offsets>) -> Result<Prepared, KernelError> {
+        let maps = MAPS.iter().map(|(map, name)| Ok(((*map).to_owned(), get_pin(&self.dir, name)?)));
+        Prepared::with_maps(self.info.sizes, offsets, maps.collect::<Result<_, KernelError>>()?)
+    }
+
+    /// Registers the programs with smc_hs_ctrl, unless they are.
+    ///
+    /// # Errors
+    /// As [`KernelTypes::read`] and [`hs_ctrl::register`].
+    pub fn register(&self) -> Result<(), KernelError> {
+        if self.is_registered() {
+            return Ok(());
+        }
+        let types = KernelTypes::read()?;
+        let prepared = self.prepare(Some(&types.offsets))?;
+        let registration = hs_ctrl::register(&prepared, &types, &self.id, self.info.inheritable)?;
+        pin(&registration, &self.dir, REGISTRATION)
+    }
+
+    /// Is it registered with smc_hs_ctrl?
+    pub fn is_registered(&self) -> bool {
+        self.dir.join(REGISTRATION).exists()
+    }
+
+    /// Removes the registration. Only when no namespace has selected it any more.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unregister(&self) -> Result<(), KernelError> {
+        if !self.is_registered() {
+            return Ok(());
+        }
+        hs_ctrl::unregister(get_pin(&self.dir, REGISTRATION)?.as_fd())?;
+        self.unpin(REGISTRATION)
+    }
+
+    /// The programs for devices, loaded unless they are.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Io`].
+    pub fn tc_programs(&self) -> Result<TcPrograms, KernelError> {
+        let mut prepared = None;
+        let mut programs = Vec::new();
+        for program in TcProgram::ALL {
+            let fd = if self.dir.join(tc_pin(program)).exists() {
+                get_pin(&self.dir, tc_pin(program))?
+            } else {
+                if prepared.is_none() {
+                    prepared = Some(self.prepare(None)?);
+                }
+                let Some(prepared) = &prepared else { continue };
+                let fd = prepared.load_tc(program)?;
+                pin(&fd, &self.dir, tc_pin(program))?;
+                fd
+            };
+            let info = sys::program_info(fd.as_fd()).doing(|| format!("ask for {}", program.program()))?;
+            programs.push((program, info.id, fd));
+        }
+        Ok(TcPrograms(programs))
+    }
+
+    /// Unpins the programs for devices: no device has them any more.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unpin_tc_programs(&self) -> Result<(), KernelError> {
+        TcProgram::ALL.iter().try_for_each(|program| self.unpin(tc_pin(*program)))
+    }
+
+    fn unpin(&self, name: &str) -> Result<(), KernelError> {
+        let path = self.dir.join(name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(e).doing(|| format!("unpin {}", path.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The program that answers queries.
@@ -306,6 +389,17 @@ impl Instance {
     }
 }
 
+/// The programs for devices of one instance.
+#[derive(Debug)]
+pub struct TcPrograms(Vec<(TcProgram, u32, OwnedFd)>);
+
+impl TcPrograms {
+    /// The open program and the kernel's id of it.
+    pub fn get(&self, program: TcProgram) -> Option<(u32, BorrowedFd<'_>)> {
+        self.0.iter().find(|(p, ..)| *p == program).map(|(_, id, fd)| (*id, fd.as_fd()))
+    }
+}
+
 /// Adds up structs of `N` u64.
 fn sum<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut out = [0u64; N];
@@ -315,142 +409,6 @@ fn sum<const N: usize>(bytes: &[u8]) -> [u64; N] {
         out[i % N] = out[i % N].wrapping_add(u64::from_ne_bytes(w));
     }
     out
-}
-
-fn pin(fd: &OwnedFd, dir: &Path, name: &str) -> Result<(), KernelError> {
-    let path = dir.join(name);
-    sys::pin(fd.as_fd(), &path).doing(|| format!("pin {}", path.display()))
-}
-
-/// Pins need a bpffs.
-fn check_bpffs(pins: &Path) -> Result<(), KernelError> {
-    let root = pins.parent().unwrap_or(Path::new("/"));
-    if sys::filesystem_magic(root).is_ok_and(|magic| magic == BPF_FS_MAGIC) {
-        return Ok(());
-    }
-    Err(KernelError::Missing {
-        feature: format!("no BPF file system is mounted at {}", root.display()),
-        next: format!("mount -t bpf bpf {}", root.display()),
-    })
-}
-
-/// The folders of instances: (id, complete, path).
-fn folders(pins: &Path) -> Result<Vec<(String, bool, PathBuf)>, KernelError> {
-    let entries = match fs::read_dir(pins) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.doing(|| format!("list {}", pins.display()))?,
-    };
-    let mut out = Vec::new();
-    for entry in entries {
-        let entry = entry.doing(|| format!("list {}", pins.display()))?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let id = name.strip_prefix("new-").unwrap_or(&name);
-        if hs_ctrl::is_instance_id(id) {
-            out.push((id.to_owned(), id == name, entry.path()));
-        }
-    }
-    Ok(out)
-}
-
-fn get_pin(dir: &Path, name: &str) -> Result<OwnedFd, KernelError> {
-    let path = dir.join(name);
-    sys::get_pinned(&path).doing(|| format!("open {}", path.display()))
-}
-
-/// What the instance pinned in `dir` says of itself. `None`: it is another version's.
-fn read_info(dir: &Path) -> Result<Option<Info>, KernelError> {
-    let map = get_pin(dir, "info")?;
-    let bytes = sys::map_lookup(map.as_fd(), 0).doing(|| "read the map smcpol_info".into())?;
-    Ok(Info::from_bytes(&bytes))
-}
-
-/// The ids of complete instances, with the namespace that each was made for, as far as it says so.
-///
-/// # Errors
-/// [`KernelError::Io`].
-pub fn complete(pins: &Path) -> Result<Vec<(String, Option<NamespaceId>)>, KernelError> {
-    let complete = folders(pins)?.into_iter().filter(|(_, complete, _)| *complete);
-    Ok(complete.map(|(id, _, path)| (id, read_info(&path).ok().flatten().map(|i| i.namespace))).collect())
-}
-
-/// An instance that another network namespace, which still exists, has in force: this namespace must leave it alone.
-///
-/// # Errors
-/// [`KernelError::Missing`] naming that namespace; [`KernelError::Io`].
-pub fn refuse_other_namespaces(pins: &Path) -> Result<(), KernelError> {
-    let here = namespace::current()?;
-    for (id, made_for) in complete(pins)? {
-        if let Some(other) = made_for.filter(|n| *n != here && namespace::exists(*n)) {
-            return Err(KernelError::Missing {
-                feature: format!(
-                    "a policy is in force in another network namespace, net:[{other}] ({}), and this version keeps \
-                     one namespace's; nothing was changed",
-                    hs_ctrl::name(&id)
-                ),
-                next: "run smc-policy in that namespace (`nsenter --net=...`), or detach it there first"
-                    .into(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// What [`remove_others`] did.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Removed {
-    /// Ids of the instances that are gone.
-    pub ids: Vec<String>,
-    /// What could not be removed, and why.
-    pub problems: Vec<String>,
-}
-
-/// Unregisters and unpins every instance but `keep`: what a replacement or a killed process left. Goes on past what
-/// cannot be removed.
-pub fn remove_others(pins: &Path, keep: Option<&str>) -> Removed {
-    let mut removed = Removed::default();
-    let doomed: Vec<_> = match folders(pins) {
-        Ok(all) => all.into_iter().filter(|(id, complete, _)| keep != Some(id) || !complete).collect(),
-        Err(e) => {
-            removed.problems.push(e.to_string());
-            return removed;
-        }
-    };
-    if doomed.is_empty() {
-        return removed;
-    }
-    match hs_ctrl::registrations() {
-        Ok(all) => {
-            for (id, registration) in all {
-                if doomed.iter().any(|(d, _, _)| *d == id)
-                    && keep != Some(&id)
-                    && let Err(e) = hs_ctrl::unregister(registration.as_fd())
-                {
-                    removed.problems.push(e.to_string());
-                }
-            }
-        }
-        Err(e) => removed.problems.push(e.to_string()),
-    }
-    for (id, _, path) in doomed {
-        match remove_dir(&path) {
-            Ok(()) => removed.ids.push(id),
-            Err(e) => removed.problems.push(format!("cannot remove {}: {e}", path.display())),
-        }
-    }
-    removed
-}
-
-/// Removes the folder of pins once nothing is in it.
-pub fn remove_empty(pins: &Path) {
-    // Another instance may be there, or it may be gone already: both are fine.
-    let _ = fs::remove_dir(pins);
-}
-
-fn remove_dir(dir: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(dir)? {
-        fs::remove_file(entry?.path())?;
-    }
-    fs::remove_dir(dir)
 }
 
 #[cfg(test)]
@@ -463,6 +421,7 @@ mod tests {
             sizes: Sizes { cells: 512, slots: 64 },
             object: *b"0123456789abcdef",
             namespace: 4026531840,
+            inheritable: true,
         };
         let mut bytes = info.to_bytes();
         assert_eq!(Info::from_bytes(&bytes), Some(info));

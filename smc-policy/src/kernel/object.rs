@@ -115,6 +115,19 @@ impl Prepared {
     /// # Errors
     /// [`KernelError::Object`], [`KernelError::Io`].
     pub fn new(sizes: Sizes, offsets: Option<&Offsets>) -> Result<Self, KernelError> {
+        Self::with_maps(sizes, offsets, HashMap::new())
+    }
+
+    /// As [`Self::new`], but with these maps of an instance that exists: its programs share what is in force and what is
+    /// counted. Constants are the programs' own.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_maps(
+        sizes: Sizes,
+        offsets: Option<&Offsets>,
+        mut maps: HashMap<String, OwnedFd>,
+    ) -> Result<Self, KernelError> {
         let broken = |e: &dyn std::fmt::Display| KernelError::Object(e.to_string());
         let mut object = Object::parse(&OBJECT.0).map_err(|e| broken(&e))?;
         if let Some(offsets) = offsets {
@@ -123,8 +136,10 @@ impl Prepared {
                 .patch_map_data(values.iter().map(|(n, v)| (*n, (&v[..], true))).collect())
                 .map_err(|e| broken(&e))?;
         }
-        let mut maps = HashMap::new();
         for (name, map) in &mut object.maps {
+            if maps.contains_key(name) {
+                continue;
+            }
             match name.as_str() {
                 "smcpol_tab0" | "smcpol_tab1" => map.set_max_entries(sizes.cells),
                 "smcpol_hits" => map.set_max_entries(sizes.slots),

@@ -16,11 +16,12 @@ use sha2::{Digest, Sha256};
 use super::{
     apply::Request,
     error::{Doing, KernelError},
+    hook::Hook,
 };
-use crate::policy::{Loaded, Policy, Slots, SourceFile, load};
+use crate::policy::{Config, Loaded, Policy, Slots, SourceFile, config::HookChoice, load};
 
 /// Version of the file's form.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// One policy file as it was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +43,22 @@ pub struct RuleSlot {
     pub slot: u32,
 }
 
+/// What the command line says instead of config.toml.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overrides {
+    /// The hook.
+    pub hook: Option<HookChoice>,
+    /// To observe, or not to.
+    pub observe: Option<bool>,
+}
+
+impl Overrides {
+    /// What holds, given what config.toml says.
+    pub fn over(self, file: Config) -> Config {
+        Config { hook: self.hook.unwrap_or(file.hook), observe: self.observe.unwrap_or(file.observe), ..file }
+    }
+}
+
 /// A policy as it was put in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -55,8 +72,14 @@ pub struct Record {
     pub token: String,
     /// When, seconds since 1970.
     pub applied_at: u64,
-    /// Decide and count only.
-    pub observe: bool,
+    /// The hook that enforces it.
+    pub hook: Hook,
+    /// How it is enforced, with what the command line said instead of config.toml.
+    pub config: Config,
+    /// What the command line said.
+    pub overrides: Overrides,
+    /// The file read instead of config.toml.
+    pub config_file: Option<PathBuf>,
     /// SHA-256 over paths and texts, hexadecimal.
     pub digest: String,
     /// The files and folders that `apply` was given; empty: the two policy folders.
@@ -71,15 +94,18 @@ pub struct Record {
 
 impl Record {
     /// The record of what `request` puts in force.
-    pub fn new(generation: u64, request: &Request<'_>, slots: &Slots) -> Self {
-        let Request { sources, policy, observe, origin, token, .. } = *request;
+    pub fn new(generation: u64, request: &Request<'_>, hook: Hook, slots: &Slots) -> Self {
+        let Request { sources, policy, config, overrides, config_file, origin, token, .. } = *request;
         Self {
             version: VERSION,
             tool: env!("CARGO_PKG_VERSION").to_owned(),
             generation,
             token: token.to_owned(),
             applied_at: unix_now(),
-            observe,
+            hook,
+            config: config.clone(),
+            overrides,
+            config_file: config_file.map(Path::to_owned),
             digest: digest(sources),
             origin: origin.to_owned(),
             sources: sources.iter().map(|s| Source { path: s.path.clone(), text: s.text.clone() }).collect(),
@@ -271,12 +297,14 @@ mod tests {
             sources: &sources,
             policy: &policy,
             origin: &[],
-            observe: false,
+            config: &Config::default(),
+            overrides: Overrides::default(),
+            config_file: None,
             replace_foreign: false,
             token: "00",
             unconfirmed_until: None,
         };
-        Record::new(7, &request, &assign_slots(&policy, None).0)
+        Record::new(7, &request, Hook::HsCtrl, &assign_slots(&policy, None).0)
     }
 
     const RULE: &str = "version = 1\n[[rule]]\nname = \"a\"\naction = \"deny\"\n";

@@ -4,6 +4,7 @@ use std::{fs, io, path::Path};
 
 use super::{
     error::{Doing, KernelError},
+    hs_ctrl,
     record::write_beside,
 };
 
@@ -28,6 +29,16 @@ pub fn noted(run: &Path) -> Result<Option<String>, KernelError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some).doing(|| format!("read {}", path.display())),
     }
+}
+
+/// Selects it again. `None`: none is noted, or it is no longer registered.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn restore(run: &Path) -> Result<Option<String>, KernelError> {
+    let name = noted(run)?;
+    forget(run)?;
+    Ok(name.filter(|name| hs_ctrl::select(name).is_ok()))
 }
 
 /// Somebody chose anew since: there is nothing to restore.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     paths::Paths,
-    policy::{Loaded, Policy, load},
+    policy::{Config, Loaded, Policy, load},
 };
 
 /// How it ended.
@@ -23,10 +23,10 @@ pub enum RolledBack {
     To {
         /// The policy.
         policy: Box<Policy>,
-        /// Its mode.
-        observe: bool,
+        /// How it is enforced.
+        config: Box<Config>,
         /// How it came into force.
-        outcome: Outcome,
+        outcome: Box<Outcome>,
     },
     /// Nothing was in force before: detached.
     ToNothing(Detached),
@@ -116,11 +116,17 @@ fn to(paths: &Paths, record: Option<Record>, lock: &lock::Lock) -> Result<Rolled
         sources: &sources,
         policy: &policy,
         origin: &record.origin,
-        observe: record.observe,
+        config: &record.config,
+        overrides: record.overrides,
+        config_file: record.config_file.as_deref(),
         replace_foreign: false,
         token: &token,
         unconfirmed_until: None,
     };
     let outcome = apply::locked(paths, &request, None, lock)?;
-    Ok(RolledBack::To { policy: Box::new(policy), observe: record.observe, outcome })
+    Ok(RolledBack::To {
+        policy: Box::new(policy),
+        config: Box::new(record.config),
+        outcome: Box::new(outcome),
+    })
 }

@@ -3,10 +3,11 @@
 use std::io;
 
 use super::{
+    current,
     error::KernelError,
     hs_ctrl::{self, Selected},
-    instance::{self, Instance},
-    namespace,
+    instance::Instance,
+    namespace, pinned,
     record::{self, Record},
 };
 use crate::paths::Paths;
@@ -14,9 +15,9 @@ use crate::paths::Paths;
 /// The kernel's side and the record that belongs to it.
 #[derive(Debug)]
 pub struct State {
-    /// What this namespace has selected.
+    /// What this namespace has selected in `net.smc.hs_ctrl`; nothing without SMC or the hook.
     pub selected: Selected,
-    /// The selected instance, if its pins are there.
+    /// The instance that decides, by whichever hook, if its pins are there.
     pub instance: Option<Instance>,
     /// The record of the generation in force.
     pub record: Option<Record>,
@@ -29,14 +30,14 @@ impl State {
     /// Reads it. A missing or damaged record is none; the kernel goes on without.
     ///
     /// # Errors
-    /// [`KernelError::Missing`] without SMC, the hook or bpffs; [`KernelError::NotPermitted`]; [`KernelError::Io`].
+    /// [`KernelError::NotPermitted`]; [`KernelError::Io`].
     pub fn read(paths: &Paths) -> Result<Self, KernelError> {
         let mut tries = 0;
         loop {
-            let selected = hs_ctrl::selected()?;
-            let instance = match &selected {
-                Selected::Ours(id) => open(paths, id)?,
-                _ => None,
+            let (selected, id) = choice(paths)?;
+            let instance = match &id {
+                Some(id) => open(paths, id)?,
+                None => None,
             };
             let generation = instance.as_ref().map_or(0, Instance::generation);
             let record = match &instance {
@@ -45,7 +46,7 @@ impl State {
             };
             // An apply may have pruned the record, or removed the instance, between two of these reads.
             let still = instance.as_ref().map_or(0, Instance::generation) == generation
-                && hs_ctrl::selected()? == selected;
+                && choice(paths)? == (selected.clone(), id);
             tries += 1;
             if still || tries == TRIES {
                 return Ok(Self { selected, instance, record });
@@ -62,8 +63,8 @@ impl State {
     pub fn trouble(&self, paths: &Paths) -> Option<String> {
         let (pins, run) = (paths.pins(), &paths.run);
         match (&self.selected, &self.instance, &self.record) {
-            (Selected::None, _, _) | (Selected::Ours(_), Some(_), Some(_)) => None,
-            (Selected::Foreign(name), _, _) => Some(format!(
+            (_, Some(_), Some(_)) | (Selected::None, None, _) => None,
+            (Selected::Foreign(name), None, _) => Some(format!(
                 "net.smc.hs_ctrl is '{name}', which is not smc-policy's: what it decides is not known here"
             )),
             (Selected::Ours(id), None, _) => Some(format!(
@@ -71,7 +72,7 @@ impl State {
                 hs_ctrl::name(id),
                 pins.display()
             )),
-            (Selected::Ours(_), Some(i), None) => Some(format!(
+            (_, Some(i), None) => Some(format!(
                 "generation {} is in force, but {} has no usable record of it: `smc-policy apply` writes it anew",
                 i.generation(),
                 run.display()
@@ -87,7 +88,7 @@ impl State {
     pub fn unselected(&self, paths: &Paths) -> Result<Vec<String>, KernelError> {
         let here = namespace::current()?;
         let selected = self.instance.as_ref().map(Instance::id);
-        Ok(instance::complete(&paths.pins())?
+        Ok(pinned::complete(&paths.pins())?
             .into_iter()
             .filter(|(id, _)| Some(id.as_str()) != selected)
             .filter(|(_, made_for)| made_for.is_none_or(|n| n == here || !namespace::exists(n)))
@@ -101,7 +102,7 @@ impl State {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn unknown_registrations(&self, paths: &Paths) -> Result<Vec<String>, KernelError> {
-        let pinned = instance::complete(&paths.pins())?;
+        let pinned = pinned::complete(&paths.pins())?;
         Ok(hs_ctrl::registrations()?
             .into_iter()
             .map(|(id, _)| id)
@@ -109,6 +110,16 @@ impl State {
             .map(|id| hs_ctrl::name(&id))
             .collect())
     }
+}
+
+/// This namespace's choice, and the instance that decides: the one selected, else the one that `current` names.
+fn choice(paths: &Paths) -> Result<(Selected, Option<String>), KernelError> {
+    let selected = hs_ctrl::selected_if_there()?;
+    let id = match &selected {
+        Selected::Ours(id) => Some(id.clone()),
+        _ => current::get(&paths.pins())?,
+    };
+    Ok((selected, id))
 }
 
 /// A record that does not fit the instance is none: its slots would be somebody else's memory.

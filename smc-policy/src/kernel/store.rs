@@ -65,7 +65,7 @@ pub fn heal(state: &Path, in_force: &Record) -> Result<(), KernelError> {
 }
 
 fn is_same(a: &Record, b: &Record) -> bool {
-    a.digest == b.digest && a.observe == b.observe
+    a.digest == b.digest && a.config == b.config
 }
 
 /// The last good policy.

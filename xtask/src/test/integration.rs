@@ -130,7 +130,12 @@ impl Suite {
             // Two hosts say what they have measured.
             let shown = if is_for_two(name) { " --nocapture" } else { "" };
             let run = format!("./{name} {}{shown}", arguments.join(" "));
-            script.push_str(&format!("echo '{BEGIN}{name}'; {run}; code=$?; echo; echo '{END}'$code\n"));
+            script.push_str(&scripted(name, &run));
+            if BY_BOTH_HOOKS.contains(&name.as_str()) {
+                let name = format!("{name}@tc");
+                let by_tc = format!("SMC_POLICY_HOOK=tc SMC_POLICY_RUN_AS={name} {run}");
+                script.push_str(&scripted(&name, &by_tc));
+            }
         }
         let script_path = paths::workspace().join("target/lab").join(script_name);
         files::write_whole(&script_path, script.as_bytes())?;
@@ -195,6 +200,14 @@ impl Lines {
 /// Announce a binary and its exit code in the output.
 const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
+
+/// Test binaries that run once by smc_hs_ctrl and once by tc.
+const BY_BOTH_HOOKS: [&str; 4] = ["killed", "main_job", "switching", "tables"];
+
+/// A line of the script that runs a test binary under this name.
+fn scripted(name: &str, run: &str) -> String {
+    format!("echo '{BEGIN}{name}'; {run}; code=$?; echo; echo '{END}'$code\n")
+}
 
 /// Why a skip is a failure.
 const NOT_ALLOWED: &str = "which the kernel's row in tests/kernels/matrix.toml does not say that it lacks";

@@ -5,7 +5,7 @@
 //! so that three of bpf(2)'s commands are all that it would spare.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
     sync::OnceLock,
@@ -46,6 +46,25 @@ pub enum Way {
     Tcx,
     /// By filters of a clsact qdisc.
     Clsact,
+}
+
+impl Way {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Egress => "egress",
+            Self::Ingress => "ingress",
+        })
+    }
 }
 
 /// What this kernel has. A kernel with tcx has clsact too, and there packets meet tcx's programs first.

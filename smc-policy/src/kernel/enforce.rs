@@ -1,0 +1,487 @@
+//! Makes an instance decide where it is to, by the hook it is to, and nowhere else.
+//!
+//! The new way stands before the old one is taken away: in between both decide, alike or one of them as the new policy
+//! says, so that no connection goes unjudged and none is judged by a mixture.
+
+use std::collections::HashSet;
+
+use super::{
+    current,
+    error::KernelError,
+    hook::Hook,
+    hs_ctrl::{self, Selected},
+    instance::{Instance, TcPrograms},
+    namespace::{self, Namespace, NamespaceId},
+    object::TcProgram,
+    pinned, replaced,
+    tc::{self, Device, Done, LinkLayer, Side},
+};
+use crate::{
+    paths::Paths,
+    policy::config::{Config, Interfaces, Namespaces},
+};
+
+/// Where and how a policy is enforced.
+#[derive(Clone, Copy, Debug)]
+pub struct Scope<'a> {
+    /// The folders.
+    pub paths: &'a Paths,
+    /// The hook.
+    pub hook: Hook,
+    /// Namespaces and devices.
+    pub config: &'a Config,
+}
+
+/// What [`establish`] did.
+#[derive(Debug, Default)]
+pub struct Established {
+    /// Devices that have programs now and had none.
+    pub attached: Vec<String>,
+    /// What is not covered, and why.
+    pub gaps: Vec<String>,
+}
+
+/// The name of this tool's own namespace among names.
+const HOST: &str = "host";
+
+/// The namespaces that the policy is to be enforced in, and those that there are not.
+fn wanted(config: &Config) -> Result<(Vec<Namespace>, Vec<String>), KernelError> {
+    match &config.namespaces {
+        Namespaces::Host => Ok((vec![namespace::own()?], Vec::new())),
+        Namespaces::All => {
+            let (all, unreached) = namespace::all()?;
+            Ok((all, unreached.iter().map(ToString::to_string).collect()))
+        }
+        Namespaces::Named(names) => {
+            let (mut found, mut gaps) = (Vec::new(), Vec::new());
+            for name in names {
+                let namespace = if name == HOST { namespace::own() } else { namespace::named(name) };
+                match namespace {
+                    Ok(namespace) => found.push(namespace),
+                    Err(e @ KernelError::Missing { .. }) => gaps.push(e.to_string()),
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok((found, gaps))
+        }
+    }
+}
+
+/// Makes `instance`, which must hold the policy in force, decide everywhere in the scope. `before`: what this namespace
+/// had selected when the work began. What `instance` does not reach afterwards is left to [`release`].
+///
+/// # Errors
+/// [`KernelError`]; then what was in force is in force.
+pub fn establish(
+    scope: &Scope<'_>,
+    instance: &Instance,
+    before: &Selected,
+) -> Result<Established, KernelError> {
+    let (namespaces, gaps) = wanted(scope.config)?;
+    let mut done = Established { gaps, ..Established::default() };
+    match scope.hook {
+        Hook::HsCtrl => {
+            instance.register()?;
+            select_everywhere(scope, instance, before, &namespaces, &mut done)?;
+        }
+        Hook::Tc => {
+            let pins = scope.paths.pins();
+            let previous = current::get(&pins)?;
+            let programs = instance.tc_programs()?;
+            // First the name: killed after it, the next apply goes on from here.
+            current::set(&pins, instance.id())?;
+            if let Err(e) = attach_everywhere(scope, &programs, &namespaces, &mut done) {
+                // The error in hand says more than one of the way back could.
+                let _ = take_back(scope, instance, previous.as_deref(), &namespaces);
+                return Err(e);
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn select_everywhere(
+    scope: &Scope<'_>,
+    instance: &Instance,
+    before: &Selected,
+    namespaces: &[Namespace],
+    done: &mut Established,
+) -> Result<(), KernelError> {
+    let (pins, run) = (scope.paths.pins(), &scope.paths.run);
+    let own = namespace::current()?;
+    let (id, name) = (instance.id(), hs_ctrl::name(instance.id()));
+    if namespaces.iter().any(|n| n.id == own) {
+        if *before != Selected::Ours(instance.id().to_owned()) {
+            match before {
+                Selected::Foreign(name) => replaced::note(run, name)?,
+                Selected::None => replaced::forget(run)?,
+                Selected::Ours(_) => {}
+            }
+            hs_ctrl::select_if_unchanged(&name, before)?;
+        }
+        current::clear(&pins)?;
+    } else {
+        current::set(&pins, instance.id())?;
+    }
+    for namespace in namespaces.iter().filter(|n| n.id != own) {
+        let selected = namespace.run(|| match hs_ctrl::selected()? {
+            Selected::Foreign(foreign) => Ok(Some(foreign)),
+            Selected::Ours(selected) if selected == id => Ok(None),
+            _ => hs_ctrl::select(&name).map(|()| None),
+        });
+        match selected.and_then(|inner| inner) {
+            Ok(None) => {}
+            Ok(Some(foreign)) => done.gaps.push(format!(
+                "{}: net.smc.hs_ctrl is '{foreign}' there, which was left alone",
+                namespace.found
+            )),
+            Err(e) => done.gaps.push(format!("{}: {e}", namespace.found)),
+        }
+    }
+    Ok(())
+}
+
+/// After an attempt that covered nothing: what was attached before is again, and nothing else.
+fn take_back(
+    scope: &Scope<'_>,
+    instance: &Instance,
+    previous: Option<&str>,
+    namespaces: &[Namespace],
+) -> Result<(), KernelError> {
+    let pins = scope.paths.pins();
+    match previous {
+        Some(id) => {
+            current::set(&pins, id)?;
+            if let Some(old) = Instance::open(&pins, id)? {
+                attach_everywhere(scope, &old.tc_programs()?, namespaces, &mut Established::default())?;
+            }
+        }
+        None => {
+            current::clear(&pins)?;
+            release(scope.paths, Some((&Scope { hook: Hook::HsCtrl, ..*scope }, instance)))?;
+        }
+    }
+    Ok(())
+}
+
+fn attach_everywhere(
+    scope: &Scope<'_>,
+    programs: &TcPrograms,
+    namespaces: &[Namespace],
+    done: &mut Established,
+) -> Result<(), KernelError> {
+    let own = namespace::current()?;
+    let (mut covered, mut first_error) = (0, None);
+    for namespace in namespaces {
+        let place = |device: &Device| {
+            if namespace.id == own {
+                device.name.clone()
+            } else {
+                format!("{} of {}", device.name, namespace.found)
+            }
+        };
+        let results = namespace.run(|| attach_here(scope, programs, namespace.id)).and_then(|r| r);
+        match results {
+            Ok(results) => {
+                if results.is_empty() {
+                    done.gaps.push(format!("{}: it has no device to cover", namespace.found));
+                }
+                for (device, result) in results {
+                    covered += usize::from(result.is_ok());
+                    match result {
+                        Ok(true) => done.attached.push(place(&device)),
+                        Ok(false) => {}
+                        Err(e) => {
+                            done.gaps.push(format!("{} is not covered: {e}", place(&device)));
+                            first_error.get_or_insert(e);
+                        }
+                    }
+                }
+            }
+            Err(e) => {
+                done.gaps.push(format!("{}: {e}", namespace.found));
+                first_error.get_or_insert(e);
+            }
+        }
+    }
+    match first_error {
+        Some(e) if covered == 0 => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// A device, and whether it got programs that it had not.
+type DeviceResult = (Device, Result<bool, KernelError>);
+
+/// In the namespace of the calling thread: programs at every device that is to have them.
+fn attach_here(
+    scope: &Scope<'_>,
+    programs: &TcPrograms,
+    here: NamespaceId,
+) -> Result<Vec<DeviceResult>, KernelError> {
+    let devices = tc::devices()?;
+    let devices = devices.into_iter().filter(|d| is_wanted(&scope.config.interfaces, d));
+    Ok(devices
+        .map(|device| {
+            let attached = attach_to(scope, programs, here, &device);
+            (device, attached)
+        })
+        .collect())
+}
+
+fn is_wanted(interfaces: &Interfaces, device: &Device) -> bool {
+    interfaces.wants(&device.name, device.has_address)
+}
+
+fn attach_to(
+    scope: &Scope<'_>,
+    programs: &TcPrograms,
+    here: NamespaceId,
+    device: &Device,
+) -> Result<bool, KernelError> {
+    let mut anew = false;
+    for side in Side::ALL {
+        let program = program_for(device, side)?;
+        let Some((_, fd)) = programs.get(program) else { continue };
+        anew |= tc::attach(&scope.paths.links(), here, device, side, fd, &|_, name| is_our_name(name))?
+            == Done::Attached;
+    }
+    Ok(anew)
+}
+
+fn program_for(device: &Device, side: Side) -> Result<TcProgram, KernelError> {
+    let link_layer = device.link_layer.ok_or_else(|| KernelError::Missing {
+        feature: format!(
+            "its packets begin with a header that is not known (hardware type {})",
+            device.hardware
+        ),
+        next: "name it in `exclude` of config.toml if no SMC is used over it".into(),
+    })?;
+    Ok(match (side, link_layer) {
+        (Side::Egress, LinkLayer::Ethernet) => TcProgram::EgressEthernet,
+        (Side::Egress, LinkLayer::Ip) => TcProgram::EgressIp,
+        (Side::Ingress, LinkLayer::Ethernet) => TcProgram::IngressEthernet,
+        (Side::Ingress, LinkLayer::Ip) => TcProgram::IngressIp,
+    })
+}
+
+fn is_our_name(name: &str) -> bool {
+    TcProgram::ALL.iter().any(|program| program.program() == name)
+}
+
+/// How often the namespaces are walked until nothing of the old is found: they come and go meanwhile.
+const PASSES: u32 = 10;
+
+/// Takes away everything of this tool that does not belong to `keep` in its scope; without: everything there is. What
+/// could not be taken away is said.
+///
+/// # Errors
+/// [`KernelError`] when the namespaces cannot be listed.
+pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<Released, KernelError> {
+    let (wanted, _) = keep.map_or(Ok((Vec::new(), Vec::new())), |(scope, _)| wanted(scope.config))?;
+    let own = namespace::current()?;
+    let ours =
+        Ours { instances: pinned::ids(&paths.pins())?, programs: pinned::tc_program_ids(&paths.pins())? };
+    let mut done = Released::default();
+    for _ in 0..PASSES {
+        done.problems.clear();
+        let mut found = false;
+        let (all, _) = namespace::all()?;
+        for namespace in &all {
+            let keep = keep.map(|(scope, instance)| (scope, instance.id()));
+            let keep = keep.filter(|_| wanted.iter().any(|w| w.id == namespace.id));
+            let is_own = namespace.id == own;
+            let released = namespace.run(|| {
+                let choice = release_choice(paths, keep, &ours, is_own)?;
+                Ok((choice, release_devices(paths, keep, &ours, namespace.id, is_own)?))
+            });
+            match released.and_then(|inner| inner) {
+                Ok((choice, devices)) => {
+                    found |= choice.is_some() || devices;
+                    if let Some(Choice::Restored(name)) = choice {
+                        done.restored = Some(name);
+                    }
+                }
+                Err(e) => done.problems.push(format!("{}: {e}", namespace.found)),
+            }
+        }
+        if !found {
+            break;
+        }
+    }
+    tc::prune(&paths.links())?;
+    if let Some((scope, instance)) = keep {
+        match scope.hook {
+            Hook::HsCtrl => instance.unpin_tc_programs()?,
+            Hook::Tc => instance.unregister()?,
+        }
+    }
+    Ok(done)
+}
+
+/// What [`release`] did.
+#[derive(Debug, Default)]
+pub struct Released {
+    /// The foreign smc_hs_ctrl that this namespace has selected again.
+    pub restored: Option<String>,
+    /// What could not be taken away.
+    pub problems: Vec<String>,
+}
+
+/// What became of a namespace's choice.
+enum Choice {
+    /// None is selected any more.
+    Cleared,
+    /// The foreign one that was taken over from is selected again.
+    Restored(String),
+}
+
+/// What belongs to the instances in our folder.
+struct Ours {
+    instances: HashSet<String>,
+    programs: HashSet<u32>,
+}
+
+/// In the namespace of the calling thread: takes back its choice, if it is ours and not to stay.
+fn release_choice(
+    paths: &Paths,
+    keep: Option<(&Scope<'_>, &str)>,
+    ours: &Ours,
+    is_own: bool,
+) -> Result<Option<Choice>, KernelError> {
+    let Selected::Ours(id) = hs_ctrl::selected_if_there()? else { return Ok(None) };
+    let stays = keep.is_some_and(|(scope, kept)| scope.hook == Hook::HsCtrl && kept == id);
+    if stays || !(is_own || ours.instances.contains(&id)) {
+        return Ok(None);
+    }
+    if is_own && let Some(name) = replaced::restore(&paths.run)? {
+        return Ok(Some(Choice::Restored(name)));
+    }
+    hs_ctrl::select("")?;
+    Ok(Some(Choice::Cleared))
+}
+
+/// In the namespace of the calling thread: removes our programs from devices that are not to have them. Whether there
+/// were some.
+fn release_devices(
+    paths: &Paths,
+    keep: Option<(&Scope<'_>, &str)>,
+    ours: &Ours,
+    here: NamespaceId,
+    is_own: bool,
+) -> Result<bool, KernelError> {
+    let mut found = false;
+    for device in tc::devices()? {
+        let stays = |(scope, _): (&Scope<'_>, _)| {
+            scope.hook == Hook::Tc && is_wanted(&scope.config.interfaces, &device)
+        };
+        if keep.is_some_and(stays) {
+            continue;
+        }
+        for side in Side::ALL {
+            found |= tc::detach(&paths.links(), here, &device, side, &|id, name| {
+                is_our_name(name) && (is_own || keep.is_some() || ours.programs.contains(&id))
+            })?;
+        }
+    }
+    Ok(found)
+}
+
+/// How a namespace is covered.
+#[derive(Debug)]
+pub struct NamespaceCoverage {
+    /// Its inode number.
+    pub id: NamespaceId,
+    /// Where it was found.
+    pub found: String,
+    /// The tool runs in it.
+    pub is_own: bool,
+    /// Its `net.smc.hs_ctrl`.
+    pub selected: Selected,
+    /// Its devices that are to be covered (tc only).
+    pub devices: Vec<DeviceCoverage>,
+    /// Why it is not covered.
+    pub problem: Option<String>,
+}
+
+/// How a device is covered.
+#[derive(Debug)]
+pub struct DeviceCoverage {
+    /// Its name.
+    pub name: String,
+    /// How the programs are attached; none: they are not, at one of its sides at least.
+    pub way: Option<tc::Way>,
+    /// Programs of others that see packets first: "ingress NAME".
+    pub ahead: Vec<String>,
+    /// Why it is not covered.
+    pub problem: Option<String>,
+}
+
+/// How the scope is covered by `instance`; second: namespaces that could not be reached.
+///
+/// # Errors
+/// [`KernelError`].
+pub fn inspect(
+    scope: &Scope<'_>,
+    instance: &Instance,
+) -> Result<(Vec<NamespaceCoverage>, Vec<String>), KernelError> {
+    let (namespaces, gaps) = wanted(scope.config)?;
+    let own = namespace::current()?;
+    let programs = match scope.hook {
+        Hook::Tc => pinned::tc_program_ids_of(&scope.paths.pins(), instance.id())?,
+        Hook::HsCtrl => HashSet::new(),
+    };
+    let covered = namespaces
+        .iter()
+        .map(|namespace| {
+            let seen = namespace
+                .run(|| {
+                    let devices = match scope.hook {
+                        Hook::Tc => inspect_devices(scope, &programs)?,
+                        Hook::HsCtrl => Vec::new(),
+                    };
+                    Ok((hs_ctrl::selected_if_there()?, devices))
+                })
+                .and_then(|inner| inner);
+            let ((selected, devices), mut problem) = match seen {
+                Ok(seen) => (seen, None),
+                Err(e) => ((Selected::None, Vec::new()), Some(e.to_string())),
+            };
+            if scope.hook == Hook::HsCtrl
+                && problem.is_none()
+                && selected != Selected::Ours(instance.id().to_owned())
+            {
+                problem = Some(format!("net.smc.hs_ctrl is {selected} there"));
+            }
+            NamespaceCoverage {
+                id: namespace.id,
+                found: namespace.found.to_string(),
+                is_own: namespace.id == own,
+                selected,
+                devices,
+                problem,
+            }
+        })
+        .collect();
+    Ok((covered, gaps))
+}
+
+fn inspect_devices(scope: &Scope<'_>, programs: &HashSet<u32>) -> Result<Vec<DeviceCoverage>, KernelError> {
+    let devices = tc::devices()?.into_iter().filter(|d| is_wanted(&scope.config.interfaces, d));
+    devices.map(|device| inspect_device(&device, programs)).collect()
+}
+
+fn inspect_device(device: &Device, programs: &HashSet<u32>) -> Result<DeviceCoverage, KernelError> {
+    let mut ways = Vec::new();
+    let mut ahead = Vec::new();
+    for side in Side::ALL {
+        let chain = tc::chain(device, side)?;
+        if let Some(at) = chain.iter().position(|a| programs.contains(&a.program)) {
+            ways.push(chain[at].way);
+            ahead.extend(chain[..at].iter().map(|a| format!("{side} {}", a.name)));
+        }
+    }
+    let problem = program_for(device, Side::Egress).err().map(|e| e.to_string());
+    let way = ways.first().copied().filter(|_| ways.len() == Side::ALL.len());
+    Ok(DeviceCoverage { name: device.name.clone(), way, ahead, problem })
+}
