@@ -154,9 +154,13 @@ fn a_kernel_without_the_hook_is_named() {
     needs!(Root, Tool, Netns, Smc, NoHsCtrl);
     Lab::run_without_smc_d(|lab| {
         let policy = lab.home.write("policy.toml", "version = 1\n[default]\noutbound = \"deny\"\n");
-        let run = lab.home.run(["apply".as_ref(), policy.as_os_str()]);
-        run.refused(3, &["smc_hs_ctrl", "6.19"]);
+        let by_hs_ctrl = ["apply".as_ref(), "--hook".as_ref(), "hs_ctrl".as_ref(), policy.as_os_str()];
+        lab.home.run(by_hs_ctrl).refused(3, &["smc_hs_ctrl", "6.19"]);
         lab.home.run(["check".as_ref(), policy.as_os_str()]).ok();
+        // Left to choose, it takes the other hook and says why.
+        let said = lab.home.run(["apply".as_ref(), policy.as_os_str()]).ok().stdout;
+        assert!(said.contains("hook tc") && said.contains("smc_hs_ctrl"), "{said}");
+        lab.home.run(["detach"]).ok();
     });
 }
 
@@ -165,8 +169,13 @@ fn a_kernel_without_smc_is_named() {
     needs!(Root, Tool, Netns, NoSmc);
     Lab::run_without_smc_d(|lab| {
         let policy = lab.home.write("policy.toml", "version = 1\n[default]\noutbound = \"deny\"\n");
-        let run = lab.home.run(["apply".as_ref(), policy.as_os_str()]);
-        run.refused(3, &["modprobe smc"]);
+        let by_hs_ctrl = ["apply".as_ref(), "--hook".as_ref(), "hs_ctrl".as_ref(), policy.as_os_str()];
+        lab.home.run(by_hs_ctrl).refused(3, &["modprobe smc", "modules-load.d"]);
+        // tc needs no module: whenever SMC is loaded, the policy is in force already.
+        let said = lab.home.run(["apply".as_ref(), policy.as_os_str()]).ok().stdout;
+        assert!(said.contains("hook tc") && said.contains("SMC is not there"), "{said}");
+        lab.home.run(["status"]).ok();
+        lab.home.run(["detach"]).ok();
     });
 }
 
