@@ -7,7 +7,9 @@ use super::{
     hs_ctrl::{self, Selected},
     instance::Instance,
     lock::{self, Lock},
-    pinned, record, replaced, unconfirmed,
+    pinned, record, replaced,
+    state::State,
+    store, unconfirmed,
 };
 use crate::paths::Paths;
 
@@ -42,6 +44,10 @@ pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelErro
     let pins = paths.pins();
     pinned::refuse_other_namespaces(&pins)?;
     let mut done = Detached::default();
+    // An apply that was killed may have announced a policy: that is settled while it can be told whether it is in force.
+    let in_force = State::read(paths).ok().and_then(|state| state.record);
+    let recovered = store::recover(&paths.state, in_force.as_ref());
+    done.warn(recovered);
     let selected = hs_ctrl::selected_if_there()?;
     let mut decided = current::get(&pins)?;
     if let Selected::Ours(id) = &selected {

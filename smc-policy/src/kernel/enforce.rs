@@ -87,7 +87,7 @@ pub fn establish(
         Hook::Tc => {
             let pins = scope.paths.pins();
             let previous = current::get(&pins)?;
-            let programs = instance.tc_programs()?;
+            let programs = programs(scope, instance, &namespaces)?;
             // First the name: killed after it, the next apply goes on from here.
             current::set(&pins, instance.id())?;
             if let Err(e) = attach_everywhere(scope, &programs, &namespaces, &mut done) {
@@ -141,6 +141,29 @@ fn select_everywhere(
     Ok(())
 }
 
+/// The programs that the devices there are take: loading one that none takes costs time.
+fn programs(
+    scope: &Scope<'_>,
+    instance: &Instance,
+    namespaces: &[Namespace],
+) -> Result<TcPrograms, KernelError> {
+    let mut wanted = HashSet::new();
+    for namespace in namespaces {
+        // A namespace that cannot be entered is told when it cannot be covered.
+        let Ok(Ok(devices)) = namespace.run(|| wanted_devices(scope)) else { continue };
+        let programs = devices.iter().flat_map(|d| Side::ALL.map(|side| program_for(d, side)));
+        wanted.extend(programs.filter_map(Result::ok));
+    }
+    instance.tc_programs(|program| wanted.contains(&program))
+}
+
+/// The devices of the calling thread's namespace that are to have programs.
+fn wanted_devices(scope: &Scope<'_>) -> Result<Vec<Device>, KernelError> {
+    let mut devices = tc::devices()?;
+    devices.retain(|device| is_wanted(&scope.config.interfaces, device));
+    Ok(devices)
+}
+
 /// After an attempt that covered nothing: what was attached before is again, and nothing else.
 fn take_back(
     scope: &Scope<'_>,
@@ -153,7 +176,8 @@ fn take_back(
         Some(id) => {
             current::set(&pins, id)?;
             if let Some(old) = Instance::open(&pins, id)? {
-                attach_everywhere(scope, &old.tc_programs()?, namespaces, &mut Established::default())?;
+                let programs = programs(scope, &old, namespaces)?;
+                attach_everywhere(scope, &programs, namespaces, &mut Established::default())?;
             }
         }
         None => {
@@ -219,9 +243,9 @@ fn attach_here(
     programs: &TcPrograms,
     here: NamespaceId,
 ) -> Result<Vec<DeviceResult>, KernelError> {
-    let devices = tc::devices()?;
-    let devices = devices.into_iter().filter(|d| is_wanted(&scope.config.interfaces, d));
+    let devices = wanted_devices(scope)?;
     Ok(devices
+        .into_iter()
         .map(|device| {
             let attached = attach_to(scope, programs, here, &device);
             (device, attached)
@@ -467,8 +491,7 @@ pub fn inspect(
 }
 
 fn inspect_devices(scope: &Scope<'_>, programs: &HashSet<u32>) -> Result<Vec<DeviceCoverage>, KernelError> {
-    let devices = tc::devices()?.into_iter().filter(|d| is_wanted(&scope.config.interfaces, d));
-    devices.map(|device| inspect_device(&device, programs)).collect()
+    wanted_devices(scope)?.iter().map(|device| inspect_device(device, programs)).collect()
 }
 
 fn inspect_device(device: &Device, programs: &HashSet<u32>) -> Result<DeviceCoverage, KernelError> {

@@ -4,10 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    error::KernelError,
-    hs_ctrl::{self, KernelTypes},
-};
+use super::{error::KernelError, hs_ctrl};
 use crate::policy::config::HookChoice;
 
 /// A way to enforce a policy.
@@ -37,7 +34,7 @@ pub fn choose(choice: HookChoice) -> Result<(Hook, Option<String>), KernelError>
     match choice {
         HookChoice::Tc => Ok((Hook::Tc, None)),
         HookChoice::HsCtrl => hs_ctrl::selected().map(|_| (Hook::HsCtrl, None)),
-        HookChoice::Auto => Ok(match hs_ctrl::selected().and_then(|_| KernelTypes::read().map(drop)) {
+        HookChoice::Auto => Ok(match hs_ctrl::selected().and_then(|_| hs_ctrl::check_types()) {
             Ok(()) => (Hook::HsCtrl, None),
             Err(e) => (Hook::Tc, Some(why(&e))),
         }),

@@ -9,7 +9,7 @@
 use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use aya_obj::generated::bpf_map_type;
@@ -337,6 +337,23 @@ impl KernelTypes {
     }
 }
 
+/// Is the type information there that [`KernelTypes::read`] reads? Costs nothing, where reading it takes a while.
+///
+/// # Errors
+/// [`KernelError::Missing`].
+pub fn check_types() -> Result<(), KernelError> {
+    // Only a module that was loaded has a state.
+    let smc = Path::new("/sys/module/smc/initstate").exists().then_some("smc");
+    match ["vmlinux"].into_iter().chain(smc).find(|name| !btf_path(name).exists()) {
+        None => Ok(()),
+        Some(name) => Err(no_btf(name)),
+    }
+}
+
+fn btf_path(name: &str) -> PathBuf {
+    Path::new("/sys/kernel/btf").join(name)
+}
+
 fn no_btf(name: &str) -> KernelError {
     KernelError::Missing {
         feature: format!("the kernel has no type information /sys/kernel/btf/{name}"),
@@ -346,10 +363,10 @@ fn no_btf(name: &str) -> KernelError {
 }
 
 fn read_btf(name: &str) -> Result<Vec<u8>, KernelError> {
-    let path = format!("/sys/kernel/btf/{name}");
+    let path = btf_path(name);
     match fs::read(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_btf(name)),
-        other => other.doing(|| format!("read {path}")),
+        other => other.doing(|| format!("read {}", path.display())),
     }
 }
 

@@ -241,14 +241,14 @@ impl Instance {
         self.unpin(REGISTRATION)
     }
 
-    /// The programs for devices, loaded unless they are.
+    /// The programs for devices that are wanted, loaded unless they are.
     ///
     /// # Errors
     /// [`KernelError::Refused`], [`KernelError::Io`].
-    pub fn tc_programs(&self) -> Result<TcPrograms, KernelError> {
+    pub fn tc_programs(&self, wanted: impl Fn(TcProgram) -> bool) -> Result<TcPrograms, KernelError> {
         let mut prepared = None;
         let mut programs = Vec::new();
-        for program in TcProgram::ALL {
+        for program in TcProgram::ALL.into_iter().filter(|program| wanted(*program)) {
             let fd = if self.dir.join(tc_pin(program)).exists() {
                 get_pin(&self.dir, tc_pin(program))?
             } else {
