@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use smc_policy::kernel::error::KernelError;
 use smc_policy::kernel::namespace::{self, Found, Namespace, NamespaceId, Unreached};
-use smc_policy_tests::{needs, netns, sys};
+use smc_policy_tests::{eventually, needs, netns, sys};
 use tempfile::TempDir;
 
 /// A thread that has prepared something and keeps it until this goes.
@@ -128,8 +128,9 @@ fn our_namespace_comes_first_then_the_initial_one_each_once() {
 fn a_process_in_a_namespace_without_a_name_is_found() {
     needs!(Root, Netns);
     let sleeper = Sleeper::start();
-    let command = "sleep".to_owned();
-    assert_eq!(found(sleeper.namespace), Some(Found::Process { pid: sleeper.pid(), command }));
+    let expected = Found::Process { pid: sleeper.pid(), command: "sleep".to_owned() };
+    // Until it has become sleep, it is called as this program.
+    eventually("found by its name", || found(sleeper.namespace).as_ref() == Some(&expected));
     let id = sleeper.namespace;
     drop(sleeper);
     assert_eq!(found(id), None);
