@@ -24,8 +24,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub mod attaching;
 pub mod command;
 pub mod connection;
+pub mod counting;
 pub mod enforce;
 pub mod foreign;
 pub mod half;
@@ -43,6 +45,7 @@ pub mod trap;
 pub mod ueid;
 
 pub use connection::{Half, Kind, Listener, Outcome, Pair, Transport, exchange};
+pub use counting::Counting;
 pub use enforce::Hook;
 pub use foreign::Foreign;
 pub use lab::Lab;

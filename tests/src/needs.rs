@@ -12,7 +12,7 @@ use smc_policy::smc::diag;
 
 use crate::connection::{Kind, Listener, exchange};
 use crate::joined::Role;
-use crate::{Hook, netns, sys, tool, ueid};
+use crate::{Hook, command, netns, sys, tool, ueid};
 
 /// Something that not every machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,6 +43,8 @@ pub enum Need {
     Bpffs,
     /// tc programs attached by links (Linux 6.6).
     Tcx,
+    /// tc filters of kind u32.
+    U32,
     /// Test runs of tc programs on packets that are not linear (Linux 6.19).
     NonlinearRuns,
     /// A second host, joined with this one ([`crate::joined`]).
@@ -79,6 +81,11 @@ impl Need {
             Self::Netns => netns::is_possible(),
             Self::Bpffs => is_mounted("bpf", tool::BPFFS),
             Self::Tcx => is_kernel_since(6, 6),
+            Self::U32 => netns::in_new_namespace(&[], || {
+                ["qdisc add dev lo clsact", "filter add dev lo egress u32 match u32 0 0"]
+                    .iter()
+                    .all(|words| command::run("tc", &words.split_whitespace().collect::<Vec<_>>()).is_ok())
+            }),
             Self::NonlinearRuns => is_kernel_since(6, 19),
             Self::Peer => Role::of_this_host().is_some(),
         }
@@ -101,6 +108,7 @@ impl fmt::Display for Need {
             Self::Netns => "network namespaces",
             Self::Bpffs => "bpffs",
             Self::Tcx => "tcx",
+            Self::U32 => "u32 filters",
             Self::NonlinearRuns => "test runs on non-linear packets",
             Self::Peer => "a second host (SMC_POLICY_ROLE)",
         })

@@ -146,16 +146,16 @@ fn put(
     let made = made || have_made_qdisc(&all, is_ours);
     let here: Vec<Filter> = all.into_iter().filter(|(s, _)| *s == side).flat_map(|(_, list)| list).collect();
     let (ours, others): (Vec<_>, Vec<_>) = here.into_iter().partition(|f| is_of_ours(f, is_ours));
+    let name = format!("{}{}", wanted.name, if made { MADE_QDISC } else { "" });
     let kept = ours.iter().position(|f| f.meets_all() && f.is_direct);
     let done = match kept.map(|at| &ours[at]) {
         Some(kept) if kept.program == wanted.id => Done::Unchanged,
         Some(kept) => {
-            filters.replace(side, kept, program).doing(doing)?;
+            filters.replace(side, kept, program, &name).doing(doing)?;
             Done::Replaced
         }
         None => {
             let (priority, handle) = first_place(&others);
-            let name = format!("{}{}", wanted.name, if made { MADE_QDISC } else { "" });
             let added = filters.add(side, priority, handle, program, &name);
             added.map_err(|error| refused_filter(error, device, &wanted.name))?;
             Done::Attached

@@ -188,8 +188,14 @@ impl Filters {
     ///
     /// # Errors
     /// ENOENT: the filter has gone; the system calls'.
-    pub fn replace(&mut self, side: Side, old: &Filter, program: BorrowedFd<'_>) -> io::Result<()> {
-        let message = bpf_filter(self.device, side, (old.priority, old.handle), program, &old.name);
+    pub fn replace(
+        &mut self,
+        side: Side,
+        old: &Filter,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> io::Result<()> {
+        let message = bpf_filter(self.device, side, (old.priority, old.handle), program, name);
         self.tell(RTM_NEWTFILTER, FLAG_REPLACE, &message)
     }
 
