@@ -4,12 +4,16 @@ mod support;
 
 use std::{
     process::{Child, Command, Stdio},
-    time::Instant,
+    thread,
+    time::Duration,
 };
 
 use smc_policy::kernel::namespace;
 
-use support::{Options, Result, median};
+use support::{
+    Options, Result, median,
+    usage::{self, cpu_time},
+};
 
 /// Processes that sleep, until this goes.
 struct Crowd(Vec<Child>);
@@ -40,34 +44,31 @@ impl Drop for Crowd {
 fn main() -> Result<()> {
     let Some(options) = Options::read("namespaces") else { return Ok(()) };
     let processes = if options.quick { 100 } else { 2_000 };
+    println!(
+        "CPU time of one walk, ms: the first after the processes were started, the median of 11, and of readlink(1)"
+    );
     for own in [0, processes / 10] {
         let row = format!("{processes} processes, {own} in namespaces of their own");
         if !options.wants(&row) {
             continue;
         }
         let crowd = Crowd::start(processes, own)?;
-        // unshare(1) needs its moment.
-        while namespace::all()?.0.len() <= own {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let times = measure(|| namespace::all().map(drop))?;
-        let links: Vec<_> = crowd.0.iter().map(|child| format!("/proc/{}/ns/net", child.id())).collect();
-        let peer =
-            measure(|| Command::new("readlink").args(&links).stdout(Stdio::null()).status().map(drop))?;
-        println!("{row}: {times:.1} ms (readlink /proc/PID/ns/net ...: {peer:.1} ms)");
+        // unshare(1) needs its moment, which must not be waited for by a walk.
+        thread::sleep(Duration::from_secs(if options.quick { 1 } else { 5 }));
+        let walk = || -> Result<f64> {
+            let start = cpu_time();
+            let (found, _) = namespace::all()?;
+            let time = cpu_time().saturating_sub(start);
+            if found.len() <= own {
+                return Err(format!("{row}: only {} were found", found.len()).into());
+            }
+            Ok(time.as_secs_f64() * 1e3)
+        };
+        let first = walk()?;
+        let again = (0..11).map(|_| walk()).collect::<Result<Vec<_>>>()?;
+        let links = crowd.0.iter().map(|child| format!("/proc/{}/ns/net", child.id()));
+        let peer = usage::run(Command::new("readlink").args(links))?;
+        println!("{row}: {first:.1}, {:.1}, {:.1}", median(again), peer.cpu.as_secs_f64() * 1e3);
     }
     Ok(())
-}
-
-/// Milliseconds, median of 11.
-fn measure<E: std::error::Error + 'static>(
-    mut work: impl FnMut() -> std::result::Result<(), E>,
-) -> Result<f64> {
-    let mut times = Vec::new();
-    for _ in 0..11 {
-        let start = Instant::now();
-        work()?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
-    }
-    Ok(median(times))
 }
