@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use smc_policy::kernel::capabilities::Version;
 use smc_policy::smc::diag;
 
 use crate::connection::{Kind, Listener, exchange};
@@ -159,10 +160,7 @@ pub fn is_skipped(name: &str, needs: &[Need]) -> bool {
 }
 
 fn is_kernel_since(major: u32, minor: u32) -> bool {
-    let release = smc_policy::kernel::release();
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
-    let running = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
-    running >= (major, minor)
+    Version::parse(&smc_policy::kernel::release()) >= Some(Version { major, minor })
 }
 
 fn is_root() -> bool {

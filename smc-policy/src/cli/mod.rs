@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::paths::Paths;
 
 mod apply;
+mod capabilities;
 mod check;
 mod config;
 mod confirm;

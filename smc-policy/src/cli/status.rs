@@ -6,7 +6,7 @@ use smc_policy_common::counters::InstanceCounters;
 
 use super::{
     apply::mode_name,
-    config,
+    capabilities, config,
     outcome::{Done, Exit},
     output::Output,
     sources,
@@ -32,7 +32,11 @@ use crate::{
 mod text;
 
 #[derive(Debug, Args)]
-pub(super) struct StatusArguments {}
+pub(super) struct StatusArguments {
+    /// Show what this kernel has of all that smc-policy can use, and what that means. Needs no privilege.
+    #[arg(long)]
+    capabilities: bool,
+}
 
 #[derive(Debug, Serialize)]
 struct StatusDocument {
@@ -117,7 +121,10 @@ struct DeviceDocument {
     ahead: Vec<String>,
 }
 
-pub(super) fn run(paths: &Paths, _: &StatusArguments, out: &mut Output) -> Done {
+pub(super) fn run(paths: &Paths, arguments: &StatusArguments, out: &mut Output) -> Done {
+    if arguments.capabilities {
+        return capabilities::run(paths, out);
+    }
     capability::require("reading what is in force")?;
     let state = State::read(paths)?;
     if state.instance.is_none() && state.selected == Selected::None {

@@ -55,6 +55,7 @@ const MAGIC: u16 = 0xeb9f;
 const KIND_INT: u32 = 1;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_FUNC: u32 = 12;
 /// Typedef, volatile, const, restrict, type tag: names or qualifies another type.
 const TRANSPARENT: [u32; 5] = [8, 9, 10, 11, 18];
 /// Longest chain of those, nesting of anonymous members: no kernel has more, and a damaged BTF may have loops.
@@ -172,6 +173,12 @@ impl<'a> Btf<'a> {
             (None, Some(base)) => base.structure(name),
             (None, None) => Err(BtfError::NoStruct(name.to_owned())),
         }
+    }
+
+    /// The function called `name`, of this BTF only, not of the base.
+    pub fn function(&self, name: &str) -> Option<TypeId> {
+        (self.first..self.next_id())
+            .find(|id| self.kind(*id) == Some(KIND_FUNC) && self.name(*id) == Some(name))
     }
 
     /// Size of a struct or union, bytes.
@@ -322,6 +329,10 @@ mod tests {
             let n = self.text(name);
             self.words(&[n, 8 << 24, to]);
         }
+        fn function(&mut self, name: &str, prototype: u32) {
+            let n = self.text(name);
+            self.words(&[n, KIND_FUNC << 24, prototype]);
+        }
         fn bytes(&self) -> Vec<u8> {
             let mut out = Vec::new();
             out.extend(MAGIC.to_ne_bytes());
@@ -368,6 +379,19 @@ mod tests {
         assert_eq!(module.structure("value"), Ok(6));
         assert_eq!(module.offset("value", "data.tail"), Ok(32));
         assert_eq!(module.structure("sock"), Ok(5), "vmlinux's are found through the module");
+    }
+
+    #[test]
+    fn functions_of_a_module_are_its_own() {
+        let mut w = Writer::new(0);
+        w.int("tcp_connect", 4); // 1: a type of that name is no function
+        w.function("tcp_connect", 1); // 2
+        let base = Btf::parse(w.bytes(), None).unwrap();
+        let mut w = Writer::new(base.strings_end());
+        w.function("smc_listen", 1); // 3
+        let module = Btf::parse(w.bytes(), Some(&base)).unwrap();
+        assert_eq!((base.function("tcp_connect"), base.function("smc_listen")), (Some(2), None));
+        assert_eq!((module.function("smc_listen"), module.function("tcp_connect")), (Some(3), None));
     }
 
     #[test]

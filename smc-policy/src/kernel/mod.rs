@@ -6,6 +6,7 @@
 pub mod apply;
 pub mod barrier;
 pub mod btf;
+pub mod capabilities;
 pub mod capability;
 pub mod cpus;
 pub mod current;

@@ -403,7 +403,8 @@ pub struct ProgramSpec<'a> {
     pub license: &'a CString,
     /// The object's BTF with its function records (bytes, bytes a record).
     pub btf: Option<(BorrowedFd<'a>, &'a [u8], usize)>,
-    /// struct_ops: the kernel struct's BTF id, the member's index, the module's BTF object (none: vmlinux).
+    /// struct_ops: the kernel struct's BTF id, the member's index, the module's BTF object (none: vmlinux). Tracing
+    /// programs: the function's BTF id, the type of attachment, and the same.
     pub struct_ops: Option<(u32, u32, Option<BorrowedFd<'a>>)>,
 }
 
@@ -784,6 +785,24 @@ pub fn find_remembered(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd>
     }
     // SAFETY: the call returned a new file descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(r as i32) })
+}
+
+/// `IPPROTO_SMC` (Linux 6.11).
+pub const IPPROTO_SMC: i32 = 256;
+
+/// Opens a stream socket and closes it. The kernel may load a module for it.
+///
+/// # Errors
+/// socket(2)'s; EPROTONOSUPPORT: there is no such protocol.
+pub fn can_open_stream(family: i32, protocol: i32) -> io::Result<()> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, protocol) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call returned a new file descriptor that nothing else owns.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
 }
 
 /// Lets this process open as many files as its hard limit allows, if that can be done.
