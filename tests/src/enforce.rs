@@ -1,9 +1,9 @@
-//! Puts a policy in force by one hook or the other, for the network namespace of the calling thread.
+//! Puts a policy in force by one hook or the other, for one network namespace.
 
 use std::fmt;
+use std::fs::File;
 
-use smc_policy::policy::Settings;
-
+use crate::world::run_in;
 use crate::{Lab, Need};
 
 /// The two ways of enforcing a policy.
@@ -37,35 +37,49 @@ impl fmt::Display for Hook {
 #[must_use]
 pub struct Enforced<'a> {
     lab: &'a Lab,
+    namespace: File,
 }
 
-/// Puts the policy in force by this hook, with these settings.
+/// Puts the policy (without its first line, the version) in force by this hook in the calling thread's network
+/// namespace. `config`: text of config.toml, without the hook.
 ///
 /// # Panics
 /// When that is not possible.
 #[track_caller]
-pub fn enforce<'a>(lab: &'a Lab, policy: &str, settings: Settings, hook: Hook) -> Enforced<'a> {
-    configure(lab, &settings);
-    let path = lab.home.write("policy.toml", &format!("version = 1\n{policy}"));
-    let hook = hook.to_string();
-    lab.home.run(["apply".as_ref(), "--hook".as_ref(), hook.as_ref(), path.as_os_str()]).ok();
-    Enforced { lab }
+pub fn enforce<'a>(lab: &'a Lab, policy: &str, config: &str, hook: Hook) -> Enforced<'a> {
+    let enforced = Enforced::nothing(lab);
+    enforced.change(policy, config, hook);
+    enforced
 }
 
-/// Writes config.toml.
-fn configure(lab: &Lab, settings: &Settings) {
-    let Settings { observe, plain_retransmissions, forwarded, magics } = settings;
-    let (mode, retransmit) =
-        (if *observe { "observe" } else { "enforce" }, if *plain_retransmissions { "plain" } else { "keep" });
-    let mut text = format!("mode = \"{mode}\"\nretransmit = \"{retransmit}\"\nforwarded = {forwarded}\n");
-    for magic in magics.iter().flatten() {
-        text += &format!("[[magic]]\nsyn = \"{:08x}\"\nsyn_ack = \"{:08x}\"\n", magic.syn, magic.syn_ack);
+impl<'a> Enforced<'a> {
+    /// No policy yet; [`Self::change`] puts one in force, for the calling thread's network namespace unless `namespaces`
+    /// in config.toml says another.
+    ///
+    /// # Panics
+    /// Without /proc.
+    pub fn nothing(lab: &'a Lab) -> Self {
+        let namespace = File::open("/proc/thread-self/ns/net").expect("this namespace");
+        Self { lab, namespace }
     }
-    lab.home.write("etc/config.toml", &text);
+
+    /// Puts another policy, other settings or another hook in the place of what is in force. Takes less time than to
+    /// begin anew.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    #[track_caller]
+    pub fn change(&self, policy: &str, config: &str, hook: Hook) {
+        self.lab.home.write("etc/config.toml", config);
+        let path = self.lab.home.write("policy.toml", &format!("version = 1\n{policy}"));
+        let hook = hook.to_string();
+        let arguments = ["apply".as_ref(), "--hook".as_ref(), hook.as_ref(), path.as_os_str()];
+        run_in(&self.namespace, || self.lab.home.run(arguments)).ok();
+    }
 }
 
 impl Drop for Enforced<'_> {
     fn drop(&mut self) {
-        self.lab.home.run(["detach"]);
+        run_in(&self.namespace, || self.lab.home.run(["detach"]));
     }
 }

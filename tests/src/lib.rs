@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub mod attaching;
+pub mod capture;
 pub mod command;
 pub mod connection;
 pub mod counting;
@@ -43,7 +44,9 @@ pub mod sys;
 pub mod tool;
 pub mod trap;
 pub mod ueid;
+pub mod world;
 
+pub use capture::Capture;
 pub use connection::{Half, Kind, Listener, Outcome, Pair, Transport, exchange};
 pub use counting::Counting;
 pub use enforce::Hook;
@@ -55,6 +58,7 @@ pub use rng::Rng;
 pub use services::Services;
 pub use tool::{Home, Run, Running};
 pub use trap::Trap;
+pub use world::{Host, Routed};
 
 /// What the tests of this run enforce policies by: `SMC_POLICY_HOOK`, else smc_hs_ctrl.
 #[must_use]

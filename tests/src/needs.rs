@@ -50,6 +50,14 @@ pub enum Need {
     NonlinearRuns,
     /// A second host, joined with this one ([`crate::joined`]).
     Peer,
+    /// Network address translation by nft.
+    Nat,
+    /// VLAN devices.
+    Vlan,
+    /// ipip tunnels.
+    Ipip,
+    /// wireguard devices, and wg(8).
+    Wireguard,
 }
 
 impl Need {
@@ -88,6 +96,19 @@ impl Need {
                     .all(|words| command::run("tc", &words.split_whitespace().collect::<Vec<_>>()).is_ok())
             }),
             Self::NonlinearRuns => is_kernel_since(6, 19),
+            Self::Nat => {
+                let rule =
+                    "table ip nat { chain out { type nat hook postrouting priority 100; masquerade; }; }";
+                in_namespace(|| command::run_with("nft", &["-f", "-"], rule))
+            }
+            Self::Vlan => {
+                in_namespace(|| ip("link add name d type dummy\nlink add link d name v type vlan id 5\n"))
+            }
+            Self::Ipip => in_namespace(|| ip("link add name t type ipip\n")),
+            Self::Wireguard => in_namespace(|| {
+                ip("link add name w type wireguard\n")?;
+                command::run("wg", &["show", "w"])
+            }),
             Self::Peer => Role::of_this_host().is_some(),
         }
     }
@@ -111,6 +132,10 @@ impl fmt::Display for Need {
             Self::Tcx => "tcx",
             Self::U32 => "u32 filters",
             Self::NonlinearRuns => "test runs on non-linear packets",
+            Self::Nat => "NAT",
+            Self::Vlan => "VLAN",
+            Self::Ipip => "ipip",
+            Self::Wireguard => "wireguard",
             Self::Peer => "a second host (SMC_POLICY_ROLE)",
         })
     }
@@ -161,6 +186,15 @@ pub fn is_skipped(name: &str, needs: &[Need]) -> bool {
 
 fn is_kernel_since(major: u32, minor: u32) -> bool {
     Version::parse(&smc_policy::kernel::release()) >= Some(Version { major, minor })
+}
+
+fn ip(commands: &str) -> Result<String, String> {
+    command::run_with("ip", &["-batch", "-"], commands)
+}
+
+/// Whether it works in a network namespace of its own, which goes with whatever it makes.
+fn in_namespace(probe: impl FnOnce() -> Result<String, String> + Send) -> bool {
+    netns::is_possible() && netns::in_new_namespace(&[], probe).is_ok()
 }
 
 fn is_root() -> bool {

@@ -315,6 +315,12 @@ pub struct Syn {
 /// Takes a packet apart. `magics`: of SMC options. `None`: it is no such SYN, or its headers do not hold together.
 #[must_use]
 pub fn parse(bytes: &[u8], link: &Link, magics: &[u32]) -> Option<Syn> {
+    parse_with(bytes, link, magics, flags::SYN)
+}
+
+/// As [`parse`], of a packet that has just these of the flags SYN, ACK, RST and FIN.
+#[must_use]
+pub fn parse_with(bytes: &[u8], link: &Link, magics: &[u32], wanted: u8) -> Option<Syn> {
     let mut rest = Cursor { bytes, at: 0 };
     let version = if *link == Link::Ip {
         bytes.first()? >> 4
@@ -386,7 +392,6 @@ pub fn parse(bytes: &[u8], link: &Link, magics: &[u32]) -> Option<Syn> {
     let tcp = rest.at;
     let header = rest.take(20)?;
     let options = rest.take((usize::from(header[12] >> 4) * 4).checked_sub(20)?)?;
-    let wanted = flags::SYN;
     if rest.at > end || header[13] & (flags::SYN | flags::ACK | flags::RST | flags::FIN) != wanted {
         return None;
     }
@@ -512,6 +517,15 @@ fn checksum(source: IpAddr, destination: IpAddr, segment: &[u8]) -> u16 {
 #[must_use]
 pub fn is_right(source: IpAddr, destination: IpAddr, segment: &[u8]) -> bool {
     tcp_sum(source, destination, segment) == 0xffff
+}
+
+/// Whether the checksum field holds the sum of the pseudo header, for the device to complete.
+#[must_use]
+pub fn is_partial(source: IpAddr, destination: IpAddr, segment: &[u8]) -> bool {
+    let field = u16::from_be_bytes([segment[16], segment[17]]);
+    let pseudo_header =
+        fold(u64::from(tcp_sum(source, destination, segment)) + u64::from(!fold(sum_of(segment))));
+    field % 0xffff == pseudo_header % 0xffff
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! The system calls that std does not offer: sockets of other families, private namespaces, mounts. The only unsafe code
-//! of this crate.
+//! of this crate, with its submodules.
+
+pub mod packets;
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -192,12 +195,19 @@ pub fn with_file_limit(command: &mut Command, files: u64) {
     unsafe { command.pre_exec(set) };
 }
 
+/// Moves the calling thread, and what it starts from now on, into the network namespace that `namespace` (an open
+/// /proc/PID/ns/net, or a file in /run/netns) is a file of.
+///
+/// # Errors
+/// What setns(2) says: needs `CAP_SYS_ADMIN`.
+pub fn enter_network(namespace: impl AsFd) -> io::Result<()> {
+    // SAFETY: setns(2) takes no pointers; another network namespace breaks nothing that std relies on.
+    check(unsafe { libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNET) })
+}
+
 /// Starts `command` in the network namespace that `namespace` (an open /proc/PID/ns/net) is a file of.
 pub fn in_network(command: &mut Command, namespace: OwnedFd) {
-    let enter = move || {
-        // SAFETY: setns(2) takes no pointers; the descriptor is open as long as the command is.
-        check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
-    };
+    let enter = move || enter_network(&namespace);
     // SAFETY: between fork and exec only a system call is made: nothing allocates and no lock is taken.
     unsafe { command.pre_exec(enter) };
 }
@@ -285,6 +295,30 @@ impl RawAddress {
             Self::V6(_) => size_of::<libc::sockaddr_in6>() as libc::socklen_t,
         }
     }
+}
+
+/// Makes a TUN device of this name in the calling thread's namespace: what is read from the file has left through the
+/// device, what is written arrives. It lasts as long as the file.
+///
+/// # Errors
+/// What open(2) and ioctl(2) say.
+pub fn open_tun(name: &str) -> io::Result<File> {
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    const IFF_TUN: i16 = 1;
+    const IFF_NO_PI: i16 = 0x1000;
+    /// `struct ifreq` with its flags (net/if.h).
+    #[repr(C)]
+    struct Request {
+        name: [u8; 16],
+        flags: i16,
+        rest: [u8; 22],
+    }
+    let file = File::options().read(true).write(true).open("/dev/net/tun")?;
+    let mut request = Request { name: [0; 16], flags: IFF_TUN | IFF_NO_PI, rest: [0; 22] };
+    request.name[..name.len().min(15)].copy_from_slice(&name.as_bytes()[..name.len().min(15)]);
+    // SAFETY: the pointer is to a live ifreq, as this request takes it.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF as _, &raw mut request) })?;
+    Ok(file)
 }
 
 /// Which way a packet goes.

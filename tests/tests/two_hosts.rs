@@ -6,7 +6,6 @@
 use std::net::IpAddr;
 use std::sync::Once;
 
-use smc_policy::policy::Settings;
 use smc_policy_tests::enforce::{Enforced, Hook, enforce};
 use smc_policy_tests::joined::{DEVICE, Joined, Met, Role};
 use smc_policy_tests::{Kind, Lab, command, needs, ueid};
@@ -16,12 +15,15 @@ const DENIED: u16 = 6001;
 const FREE: u16 = 6002;
 
 /// An RDMA device over the joining network, and a UEID: what SMC-R takes.
-fn set_up() {
+fn set_up(joined: &mut Joined) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         ueid::ensure().expect("a UEID");
         command::output("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", DEVICE]);
     });
+    // SMC hears of a new device by and by.
+    let is_ready = |_| joined.connect(Kind::AfSmc, Role::Server.addresses()[0], FREE).is_smc_r();
+    assert!((0..10).any(is_ready), "no SMC-R");
 }
 
 /// A socket's kind, the server's address, and what it is to be.
@@ -41,7 +43,7 @@ fn cases() -> Vec<Case> {
 
 /// Enforces a policy at one of the hosts.
 fn at<'a>(host: Role, joined: &mut Joined, lab: &'a Lab, policy: &str, hook: Hook) -> Option<Enforced<'a>> {
-    let enforced = (joined.role == host).then(|| enforce(lab, policy, Settings::default(), hook));
+    let enforced = (joined.role == host).then(|| enforce(lab, policy, "", hook));
     joined.step("in force");
     enforced
 }
@@ -50,8 +52,7 @@ fn at<'a>(host: Role, joined: &mut Joined, lab: &'a Lab, policy: &str, hook: Hoo
 fn without_a_policy_it_is_smc_r() {
     needs!(Root, Peer, Smc, SmcDiag, IpprotoSmc);
     let mut joined = Joined::meet("without_a_policy_it_is_smc_r");
-    set_up();
-    joined.step("set up");
+    set_up(&mut joined);
     for (kind, address, is_as_expected) in cases() {
         let met = joined.connect(kind, address, FREE);
         assert!(is_as_expected(&met), "{kind:?} to {address}: {met}");
@@ -84,7 +85,7 @@ fn denied_inbound() {
 
 fn denied(test: &str, host: Role, policy: &str) {
     let mut joined = Joined::meet(test);
-    set_up();
+    set_up(&mut joined);
     for hook in Hook::all() {
         let lab = Lab::default();
         println!("{test}, by {hook}, at the {host:?}");
