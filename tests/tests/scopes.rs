@@ -228,13 +228,36 @@ fn an_orphan_changes_nothing() {
     let (all, _) = namespace::all().unwrap();
     assert!(all.iter().all(|n| n.id != hidden.id), "{all:?}");
     assert!(hidden.run(is_denied).unwrap());
+    if hook() == Hook::Tc && Need::Tcx.is_met() {
+        // Its links are at hand: it is told of, and gets the next programs.
+        let status = lab.home.run(["status"]).ok();
+        assert!(
+            status.stdout.contains(&format!("net:[{}] has the policy's programs", hidden.id)),
+            "{status:#?}"
+        );
+        lab.pretend_other_version();
+        lab.home.run(["apply".as_ref(), lab.home.path("policy.toml").as_os_str()]).ok();
+        assert!(hidden.run(is_denied).unwrap());
+        lab.home.write("policy.toml", "version = 1\n");
+        lab.home.run(["apply".as_ref(), lab.home.path("policy.toml").as_os_str()]).ok();
+        assert!(!hidden.run(is_denied).unwrap());
+        lab.home.write("policy.toml", DENY);
+        lab.home.run(["apply".as_ref(), lab.home.path("policy.toml").as_os_str()]).ok();
+        assert!(hidden.run(is_denied).unwrap());
+    } else {
+        // It goes on with what it had, and when that is replaced, with nothing.
+        lab.pretend_other_version();
+        lab.home.run(["apply".as_ref(), lab.home.path("policy.toml").as_os_str()]).ok();
+        assert!(!hidden.run(is_denied).unwrap(), "an orphan denies");
+    }
     lab.home.run(["detach"]).ok();
     assert!(!hidden.run(is_denied).unwrap(), "an orphan denies");
     assert!(!is_denied());
-    lab.assert_nothing_in_force();
     if hook() == Hook::HsCtrl {
+        // It holds the registration's map until somebody writes its sysctl.
         hidden.run(|| foreign::select("")).unwrap();
     }
+    lab.assert_nothing_in_force();
 }
 
 #[test]

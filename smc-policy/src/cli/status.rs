@@ -193,10 +193,15 @@ fn coverage(
         }]);
     };
     let scope = Scope { paths, hook: record.hook, config: &record.config };
-    let (covered, unreached) = enforce::inspect(&scope, instance)?;
-    findings.extend(unreached.into_iter().map(|what| format!("not covered: {what}")));
+    let coverage = enforce::inspect(&scope, instance)?;
+    findings.extend(coverage.gaps.into_iter().map(|what| format!("not covered: {what}")));
+    notes.extend(coverage.unreached.into_iter().map(|id| {
+        format!(
+            "net:[{id}] has the policy's programs, but no process or mount shows it any more: what else it has is not known"
+        )
+    }));
     let mut documents = Vec::new();
-    for namespace in covered {
+    for namespace in coverage.namespaces {
         let of = if namespace.is_own { String::new() } else { format!(" of {}", namespace.found) };
         if let Some(problem) = &namespace.problem {
             findings.push(format!("{} is not covered: {problem}: `smc-policy apply`", namespace.found));

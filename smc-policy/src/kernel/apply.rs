@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     barrier::wait_for_programs,
-    capability,
+    capability, detach,
     enforce::{self, Scope},
     error::KernelError,
     hook::{self, Hook},
@@ -497,6 +497,13 @@ impl Apply<'_> {
     /// Removes what is not in force any more. The policy is in force: what stays behind is no failure.
     fn tidy(&mut self, keep: &Instance, old: Option<&str>) {
         record::prune(&self.paths.run, Some(keep.generation()));
+        // An orphan that a namespace which could not be reached goes on with must change nothing.
+        for (id, _) in pinned::complete(&self.paths.pins()).unwrap_or_default() {
+            if id != keep.id() {
+                // Of another version's nothing is known, and nothing is changed.
+                let _ = detach::allow_all(self.paths, &id);
+            }
+        }
         let removed = pinned::remove_others(&self.paths.pins(), Some(keep.id()));
         self.warnings.extend(removed.problems);
         // An instance whose pins are gone (bpffs mounted anew) has no folder to be found by.

@@ -105,8 +105,8 @@ impl Detached {
     }
 }
 
-/// A generation without a table: everything is allowed.
-fn allow_all(paths: &Paths, id: &str) -> Result<(), KernelError> {
+/// A generation without a table: everything is allowed, also by an orphan of the instance that some namespace goes on with.
+pub(super) fn allow_all(paths: &Paths, id: &str) -> Result<(), KernelError> {
     let Some(instance) = Instance::open(&paths.pins(), id)? else { return Ok(()) };
     let generation = instance.generation().wrapping_add(1);
     wait_for_programs()?;

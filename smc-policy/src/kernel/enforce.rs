@@ -333,6 +333,10 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
             break;
         }
     }
+    let covered = keep.filter(|(scope, _)| scope.hook == Hook::Tc);
+    if let Err(e) = release_unreached(paths, covered, &wanted) {
+        done.problems.push(e.to_string());
+    }
     tc::prune(&paths.links())?;
     if let Some((scope, instance)) = keep {
         match scope.hook {
@@ -341,6 +345,37 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
         }
     }
     Ok(done)
+}
+
+/// Links to devices of namespaces that nothing shows any more, but that are alive: they are at hand without going there.
+/// With a policy for all namespaces they get its programs, else they end.
+fn release_unreached(
+    paths: &Paths,
+    covered: Option<(&Scope<'_>, &Instance)>,
+    wanted: &[Namespace],
+) -> Result<(), KernelError> {
+    let (kept, others): (Vec<_>, Vec<_>) = tc::pinned(&paths.links())?
+        .into_iter()
+        .partition(|link| covered.is_some() && wanted.iter().any(|w| w.id == link.namespace));
+    for link in others {
+        // A device that moved to a namespace that is covered took its link along.
+        if kept.iter().any(|k| k.id == link.id) {
+            link.unpin()?;
+            continue;
+        }
+        let Some((_, instance)) = covered.filter(|(s, _)| s.config.namespaces == Namespaces::All) else {
+            link.end()?;
+            continue;
+        };
+        let name = link.program_name()?;
+        let programs = instance.tc_programs(|program| program.program() == name)?;
+        match TcProgram::ALL.into_iter().find_map(|program| programs.get(program)) {
+            Some((id, program)) if id != link.program => link.replace(program)?,
+            Some(_) => {}
+            None => link.end()?,
+        }
+    }
+    Ok(())
 }
 
 /// What [`release`] did.
@@ -441,20 +476,24 @@ pub struct DeviceCoverage {
     pub problem: Option<String>,
 }
 
-/// How the scope is covered by `instance`; second: namespaces that could not be reached.
+/// How the scope is covered by `instance`.
 ///
 /// # Errors
 /// [`KernelError`].
-pub fn inspect(
-    scope: &Scope<'_>,
-    instance: &Instance,
-) -> Result<(Vec<NamespaceCoverage>, Vec<String>), KernelError> {
+pub fn inspect(scope: &Scope<'_>, instance: &Instance) -> Result<Coverage, KernelError> {
     let (namespaces, gaps) = wanted(scope.config)?;
     let own = namespace::current()?;
     let programs = match scope.hook {
         Hook::Tc => pinned::tc_program_ids_of(&scope.paths.pins(), instance.id())?,
         Hook::HsCtrl => HashSet::new(),
     };
+    let mut unreached: Vec<NamespaceId> = tc::pinned(&scope.paths.links())?
+        .iter()
+        .map(|link| link.namespace)
+        .filter(|id| namespaces.iter().all(|n| n.id != *id))
+        .collect();
+    unreached.sort_unstable();
+    unreached.dedup();
     let covered = namespaces
         .iter()
         .map(|namespace| {
@@ -487,7 +526,18 @@ pub fn inspect(
             }
         })
         .collect();
-    Ok((covered, gaps))
+    Ok(Coverage { namespaces: covered, gaps, unreached })
+}
+
+/// How a scope is covered.
+#[derive(Debug)]
+pub struct Coverage {
+    /// The namespaces that could be reached.
+    pub namespaces: Vec<NamespaceCoverage>,
+    /// What could not, and why.
+    pub gaps: Vec<String>,
+    /// Namespaces that have programs and that nothing shows any more: only a descriptor or a socket keeps them.
+    pub unreached: Vec<NamespaceId>,
 }
 
 fn inspect_devices(scope: &Scope<'_>, programs: &HashSet<u32>) -> Result<Vec<DeviceCoverage>, KernelError> {

@@ -23,7 +23,7 @@ mod filters;
 mod tcx;
 
 pub use devices::{Device, LinkLayer, devices};
-pub use tcx::{probe as has_tcx, prune};
+pub use tcx::{PinnedLink, pinned, probe as has_tcx, prune};
 
 /// Which of a device's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -155,6 +155,82 @@ pub fn prune(links: &Path) -> Result<usize, KernelError> {
     Ok(removed)
 }
 
+/// A link that is pinned and has a device, whichever namespace that is in: it can be changed without going there.
+#[derive(Debug)]
+pub struct PinnedLink {
+    /// The namespace that the device was in when the link was made.
+    pub namespace: NamespaceId,
+    /// The link's id; pins of a device that moved may name one link twice.
+    pub id: u32,
+    /// The id of its program.
+    pub program: u32,
+    path: PathBuf,
+    link: OwnedFd,
+}
+
+impl PinnedLink {
+    /// Its program's name; empty: it has gone.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn program_name(&self) -> Result<String, KernelError> {
+        let name =
+            program_name(self.program).doing(|| format!("ask for the program of {}", self.path.display()))?;
+        Ok(name.unwrap_or_default())
+    }
+
+    /// Puts another program in the place of its program.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn replace(&self, program: BorrowedFd<'_>) -> Result<(), KernelError> {
+        sys::link_update(self.link.as_fd(), program)
+            .doing(|| format!("replace the program of {}", self.path.display()))
+    }
+
+    /// Takes the program from its device, and removes the pin.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn end(&self) -> Result<(), KernelError> {
+        sys::link_detach(self.link.as_fd()).doing(|| format!("detach {}", self.path.display()))?;
+        self.unpin()
+    }
+
+    /// Removes the pin alone.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unpin(&self) -> Result<(), KernelError> {
+        unpin(&self.path)
+    }
+}
+
+/// The links pinned in `links` that have a device.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn pinned(links: &Path) -> Result<Vec<PinnedLink>, KernelError> {
+    let doing = || format!("list {}", links.display());
+    let entries = match fs::read_dir(links) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.doing(doing)?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let entry = entry.doing(doing)?;
+        let namespace =
+            entry.file_name().to_str().and_then(|name| name.split('-').next()?.parse::<NamespaceId>().ok());
+        if let (Some(namespace), Some(pinned)) = (namespace, Pinned::open(&entry.path())?)
+            && pinned.device != 0
+        {
+            let Pinned { link, id, program, .. } = pinned;
+            all.push(PinnedLink { namespace, id, program, path: entry.path(), link });
+        }
+    }
+    Ok(all)
+}
+
 fn ours<'a>(
     chain: &'a [Entry],
     pinned: Option<&Pinned>,
@@ -193,6 +269,7 @@ struct Pinned {
     link: OwnedFd,
     id: u32,
     device: u32,
+    program: u32,
 }
 
 impl Pinned {
@@ -200,7 +277,7 @@ impl Pinned {
     fn open(path: &Path) -> Result<Option<Self>, KernelError> {
         let opened = sys::get_pinned(path).and_then(|link| {
             let info = sys::tcx_link_info(link.as_fd())?;
-            Ok(info.map(|info| Self { link, id: info.id, device: info.device }))
+            Ok(info.map(|info| Self { link, id: info.id, device: info.device, program: info.program }))
         });
         match opened {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
