@@ -104,7 +104,9 @@ struct DefaultDocument {
 struct NamespaceDocument {
     /// `net:[inode]`, as /proc/PID/ns/net shows it.
     name: String,
-    /// How a person finds it: "/run/netns/blue", "process 123 (nginx)".
+    /// This tool runs in it.
+    own: bool,
+    /// How a person finds it: "/run/netns/blue", "the namespace of process 123 (nginx)".
     found: String,
     /// What its net.smc.hs_ctrl names.
     hs_ctrl: String,
@@ -187,7 +189,8 @@ fn coverage(
     let Some((instance, record)) = state.in_force() else {
         return Ok(vec![NamespaceDocument {
             name: format!("net:[{}]", namespace::current()?),
-            found: String::new(),
+            own: true,
+            found: namespace::own()?.found.to_string(),
             hs_ctrl: selected_name(&state.selected),
             devices: Vec::new(),
         }]);
@@ -223,6 +226,7 @@ fn coverage(
         }
         documents.push(NamespaceDocument {
             name: format!("net:[{}]", namespace.id),
+            own: namespace.is_own,
             found: namespace.found,
             hs_ctrl: selected_name(&namespace.selected),
             devices: namespace

@@ -112,7 +112,7 @@ fn namespace_line(namespace: &NamespaceDocument, hook: Option<Hook>) -> String {
         _ if namespace.hs_ctrl.is_empty() => "nothing selected".to_owned(),
         _ => namespace.hs_ctrl.clone(),
     };
-    let found = if namespace.found.is_empty() { String::new() } else { format!(", {}", namespace.found) };
+    let found = if namespace.own { String::new() } else { format!(", {}", namespace.found) };
     format!("{}{found} ({what})", namespace.name)
 }
 
