@@ -4,7 +4,7 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    error::{Doing, KernelError},
+    error::{Doing, KernelError, remove_if_there},
     hs_ctrl,
 };
 
@@ -36,7 +36,7 @@ pub fn get(pins: &Path) -> Result<Option<String>, KernelError> {
 /// [`KernelError::Io`].
 pub fn set(pins: &Path, id: &str) -> Result<(), KernelError> {
     let (beside, link) = (pins.join(BESIDE), pins.join(LINK));
-    remove(&beside)?;
+    remove_if_there(&beside)?;
     std::os::unix::fs::symlink(id, &beside)
         .and_then(|()| fs::rename(&beside, &link))
         .doing(|| format!("make the link {}", link.display()))
@@ -47,17 +47,8 @@ pub fn set(pins: &Path, id: &str) -> Result<(), KernelError> {
 /// # Errors
 /// [`KernelError::Io`].
 pub fn clear(pins: &Path) -> Result<(), KernelError> {
-    remove(&pins.join(BESIDE))?;
-    remove(&pins.join(LINK))
-}
-
-fn remove(path: &Path) -> Result<(), KernelError> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).doing(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    remove_if_there(&pins.join(BESIDE))?;
+    remove_if_there(&pins.join(LINK))
 }
 
 #[cfg(test)]

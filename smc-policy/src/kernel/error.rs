@@ -1,6 +1,9 @@
 //! What can go wrong between the tool and the kernel, with the next step for whoever reads it.
 
-use std::{io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 /// Whose turn it is; decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,5 +103,18 @@ pub trait Doing<T> {
 impl<T> Doing<T> for io::Result<T> {
     fn doing(self, doing: impl FnOnce() -> String) -> Result<T, KernelError> {
         self.map_err(|error| KernelError::Io { doing: doing(), error })
+    }
+}
+
+/// Removes a file; one that is not there is removed already.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub(super) fn remove_if_there(path: &Path) -> Result<(), KernelError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).doing(|| format!("remove {}", path.display()))
+        }
+        _ => Ok(()),
     }
 }

@@ -15,7 +15,7 @@ use aya_obj::generated::bpf_map_type;
 use smc_policy_common::counters::{InstanceCounters, RuleCounters};
 
 use super::{
-    error::{Doing, KernelError},
+    error::{Doing, KernelError, remove_if_there},
     hs_ctrl::{self, KernelTypes},
     namespace::{self, NamespaceId},
     object::{self, Prepared, Sizes, TcProgram},
@@ -275,13 +275,7 @@ impl Instance {
     }
 
     fn unpin(&self, name: &str) -> Result<(), KernelError> {
-        let path = self.dir.join(name);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                Err(e).doing(|| format!("unpin {}", path.display()))
-            }
-            _ => Ok(()),
-        }
+        remove_if_there(&self.dir.join(name))
     }
 
     /// The program that answers queries.

@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    error::{Doing, KernelError},
+    error::{Doing, KernelError, remove_if_there},
     hs_ctrl,
     record::write_beside,
 };
@@ -46,11 +46,5 @@ pub fn restore(run: &Path) -> Result<Option<String>, KernelError> {
 /// # Errors
 /// [`KernelError::Io`].
 pub fn forget(run: &Path) -> Result<(), KernelError> {
-    let path = run.join(FILE);
-    match fs::remove_file(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).doing(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    remove_if_there(&run.join(FILE))
 }

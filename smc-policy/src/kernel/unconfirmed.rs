@@ -6,7 +6,7 @@ use std::{fs, io, path::Path};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    error::{Doing, KernelError},
+    error::{Doing, KernelError, remove_if_there},
     record::{self, Record},
 };
 
@@ -61,11 +61,5 @@ pub fn read(run: &Path, in_force: Option<&Record>) -> Result<Option<Unconfirmed>
 /// # Errors
 /// [`KernelError::Io`].
 pub fn clear(run: &Path) -> Result<(), KernelError> {
-    let path = run.join(FILE);
-    match fs::remove_file(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).doing(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    remove_if_there(&run.join(FILE))
 }

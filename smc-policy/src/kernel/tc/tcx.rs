@@ -14,7 +14,7 @@ use aya_obj::generated::bpf_attach_type;
 
 use super::{Device, Done, IsOurs, Side, is_gone, program_name};
 use crate::kernel::{
-    error::{Doing, KernelError},
+    error::{Doing, KernelError, remove_if_there},
     namespace::NamespaceId,
     sys,
 };
@@ -75,7 +75,7 @@ pub fn attach(
     let chain = list(device.index, side).doing(doing)?;
     let pinned = Pinned::open(&path)?.filter(|pinned| chain.iter().any(|e| e.link == pinned.id));
     if pinned.is_none() {
-        unpin(&path)?;
+        remove_if_there(&path)?;
     }
     let mut ours = ours(&chain, pinned.as_ref(), is_ours);
     let Some(first) = ours.next() else {
@@ -88,7 +88,7 @@ pub fn attach(
         // A process that died before it pinned its link is a link less: this one is held by somebody.
         _ => {
             let link = sys::link_by_id(first.link).doing(doing)?;
-            unpin(&path)?;
+            remove_if_there(&path)?;
             pin(&link, &path)?;
             link
         }
@@ -128,7 +128,7 @@ pub fn detach(
         any = true;
     }
     // Last: who finds it after a crash knows that there may be something to detach.
-    unpin(&path)?;
+    remove_if_there(&path)?;
     Ok(any)
 }
 
@@ -146,7 +146,7 @@ pub fn prune(links: &Path) -> Result<usize, KernelError> {
     for entry in entries {
         let path = entry.doing(|| format!("list {}", links.display()))?.path();
         if Pinned::open(&path)?.is_some_and(|pinned| pinned.device == 0) {
-            unpin(&path)?;
+            remove_if_there(&path)?;
             removed += 1;
         }
     }
@@ -202,7 +202,7 @@ impl PinnedLink {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn unpin(&self) -> Result<(), KernelError> {
-        unpin(&self.path)
+        remove_if_there(&self.path)
     }
 }
 
@@ -291,15 +291,6 @@ fn pin(link: &OwnedFd, path: &Path) -> Result<(), KernelError> {
         fs::create_dir_all(folder).doing(|| format!("make the folder {}", folder.display()))?;
     }
     sys::pin(link.as_fd(), path).doing(|| format!("pin {}", path.display()))
-}
-
-fn unpin(path: &Path) -> Result<(), KernelError> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).doing(|| format!("remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
