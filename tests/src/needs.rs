@@ -107,7 +107,7 @@ impl Need {
             Self::Vlan => {
                 in_namespace(|| ip("link add name d type dummy\nlink add link d name v type vlan id 5\n"))
             }
-            Self::Ipip => in_namespace(|| ip("link add name t type ipip\n")),
+            Self::Ipip => in_namespace(|| ip("link add name t type ipip local 10.0.0.1 remote 10.0.0.2\n")),
             Self::Wireguard => in_namespace(|| {
                 ip("link add name w type wireguard\n")?;
                 command::run("wg", &["show", "w"])
