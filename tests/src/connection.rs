@@ -321,15 +321,15 @@ impl Pair {
         })
     }
 
-    /// Closes, client first; each end must see the end of the stream and not a byte more.
+    /// Closes, client first; each end must see the end of the stream and not a byte more. One after the other: SMC-D of
+    /// Linux 7.3.4 has missed an end that came while the other side was just beginning to wait for it, once in a
+    /// thousand connections.
     ///
     /// # Errors
     /// More bytes, or no end.
     pub fn close(self) -> Result<(), Failure> {
-        let Self { client, server } = self;
-        thread::scope(|scope| {
-            let server = scope.spawn(|| server.close_second());
-            client.close_first().and(server.join().expect("the server's thread"))
-        })
+        self.client.finish()?;
+        self.server.close()?;
+        self.client.close()
     }
 }

@@ -185,20 +185,19 @@ impl Half {
         end(self.kind, &self.stream).at("its SMC_DIAG record")
     }
 
-    /// The client closes: sends no more, and must see the end of the stream and not a byte more.
+    /// Sends no more: the client is the first to do so.
     ///
     /// # Errors
-    /// More bytes, or no end.
-    pub fn close_first(self) -> Result<(), Failure> {
-        self.stream.shutdown(Shutdown::Write).at("close")?;
-        nothing_more(&self.stream).at("close")
+    /// What shutdown(2) says.
+    pub fn finish(&self) -> Result<(), Failure> {
+        self.stream.shutdown(Shutdown::Write).at("shutdown")
     }
 
-    /// The server closes: must see the end of the stream and not a byte more.
+    /// Closes when the other end sends no more; must see the end of the stream and not a byte more.
     ///
     /// # Errors
     /// More bytes, or no end.
-    pub fn close_second(self) -> Result<(), Failure> {
+    pub fn close(self) -> Result<(), Failure> {
         nothing_more(&self.stream).at("close")
     }
 }

@@ -188,11 +188,10 @@ impl Joined {
         let ours = Told { transport: end.transport, connect: half.time, whole: whole_time };
         let theirs: Told = self.swap(&ours);
         let (client, server) = if self.role == Role::Client { (ours, theirs) } else { (theirs, ours) };
-        match self.role {
-            Role::Server => half.close_second(),
-            Role::Client => half.close_first(),
+        if self.role == Role::Client {
+            half.finish().expect("finished");
         }
-        .expect("closed");
+        half.close().expect("closed");
         let met = Met {
             client: client.transport,
             server: server.transport,
