@@ -48,6 +48,7 @@ pub(crate) const LAB: &[Need] = &[
     host("gzip", "gzip"),
     // Rust calls it to link, ours or a dependency's build script to compile.
     host("cc", "gcc"),
+    host("strip", "binutils"),
 ];
 
 /// What lab machines have where the host has it: for looking around, no test needs it. (Ubuntu has no package bpftool.)

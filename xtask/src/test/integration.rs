@@ -1,6 +1,12 @@
 //! The integration tests of crate `tests`: compiled once, run on this host and inside every lab kernel.
 
-use std::{collections::BTreeMap, path::PathBuf, process::Command, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::AtomicBool,
+    time::Duration,
+};
 
 use super::{
     Settings, libtest,
@@ -121,12 +127,12 @@ impl Suite {
             ..Job::default()
         };
         job.environment.insert("SMC_POLICY_SKIPS".into(), format!("{RESULTS_DIR}/skips"));
-        job.files.push((self.program.clone(), "/bin/smc-policy".into()));
+        job.files.push((stripped(&self.program)?, "/bin/smc-policy".into()));
         let arguments: Vec<String> =
             harness_arguments(settings).iter().map(|word| shell::quote(word)).collect();
         let mut script = String::new();
         for (name, path) in self.binaries.iter().filter(|(name, _)| wanted(name)) {
-            job.files.push((path.clone(), format!("{JOB_DIR}/{name}")));
+            job.files.push((stripped(path)?, format!("{JOB_DIR}/{name}")));
             // Two hosts say what they have measured.
             let shown = if is_for_two(name) { " --nocapture" } else { "" };
             let run = format!("./{name} {}{shown}", arguments.join(" "));
@@ -142,6 +148,20 @@ impl Suite {
         job.files.push((script_path, format!("{JOB_DIR}/run-tests")));
         Ok(job)
     }
+}
+
+/// A copy of the executable without what only debuggers use: a machine holds all of them in memory, several times as
+/// large otherwise.
+fn stripped(executable: &Path) -> Result<PathBuf> {
+    let folder = paths::workspace().join("target/lab/stripped");
+    files::create_dir(&folder)?;
+    let copy = folder.join(executable.file_name().unwrap_or_default());
+    let made = |path: &Path| path.metadata().and_then(|metadata| metadata.modified());
+    let is_fresh = matches!((made(executable), made(&copy)), (Ok(of), Ok(copied)) if copied > of);
+    if !is_fresh {
+        exec::run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&copy).arg(executable))?;
+    }
+    Ok(copy)
 }
 
 /// Whether this test binary is about two hosts.
