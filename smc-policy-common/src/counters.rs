@@ -32,11 +32,28 @@ pub struct InstanceCounters {
     pub signed: u64,
     /// tc: SYNs that kept the SMC option against the verdict because the kernel refused the change (out of memory).
     pub unchanged: u64,
+    /// Connections that the rules allow and that went without SMC because the peer is in quarantine.
+    pub quarantined: u64,
+    /// Connections that observe mode allowed although the peer is in quarantine.
+    pub observed_quarantined: u64,
+    /// SYNs sent with our canary.
+    pub marked: u64,
+    /// SYNs sent with the short canary, as there was no room for the long one.
+    pub marked_short: u64,
+    /// SYNs of allowed connections that had room for neither.
+    pub unmarked: u64,
+    /// SYN-ACKs that returned our canary and lost the SMC option.
+    pub echoes: u64,
+    /// SYN-ACKs with the SMC option and a canary that this host did not send, untouched.
+    pub unproven: u64,
+    /// SYN-ACKs that returned the short canary and lost the SMC option, but nothing was learned as no connection
+    /// waited for them.
+    pub unlearned: u64,
 }
 
 impl InstanceCounters {
     /// How many there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 16;
 
     /// In their order.
     pub const fn to_array(self) -> [u64; Self::COUNT] {
@@ -49,6 +66,14 @@ impl InstanceCounters {
             self.no_socket,
             self.signed,
             self.unchanged,
+            self.quarantined,
+            self.observed_quarantined,
+            self.marked,
+            self.marked_short,
+            self.unmarked,
+            self.echoes,
+            self.unproven,
+            self.unlearned,
         ]
     }
 
@@ -63,6 +88,14 @@ impl InstanceCounters {
             no_socket,
             signed,
             unchanged,
+            quarantined,
+            observed_quarantined,
+            marked,
+            marked_short,
+            unmarked,
+            echoes,
+            unproven,
+            unlearned,
         ] = numbers;
         Self {
             decisions,
@@ -73,6 +106,14 @@ impl InstanceCounters {
             no_socket,
             signed,
             unchanged,
+            quarantined,
+            observed_quarantined,
+            marked,
+            marked_short,
+            unmarked,
+            echoes,
+            unproven,
+            unlearned,
         }
     }
 }

@@ -5,6 +5,7 @@
 #![no_std]
 
 pub mod counters;
+pub mod quarantine;
 pub mod query;
 pub mod table;
 pub mod tcp_option;

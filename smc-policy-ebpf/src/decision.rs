@@ -5,7 +5,10 @@ use smc_policy_common::{
     table::{self, Verdict},
 };
 
-use crate::maps::{self, Even, Odd};
+use crate::{
+    maps::{self, Even, Odd},
+    quarantine,
+};
 
 /// Of `smcpol_judge`'s `how`: the table of the odd generations.
 const ODD: u64 = 1 << 32;
@@ -88,28 +91,41 @@ impl InForce {
 
     /// Judges and counts.
     #[inline(always)]
-    fn judge_and_count(self, query: &Query, transmission: Transmission) -> Option<Verdict> {
+    fn judge_and_count(self, query: &Query, transmission: Transmission) -> Option<Answer> {
         let verdict = self.judge(query);
+        // What the rules deny needs no second reason.
+        let quarantined = match verdict {
+            Some(verdict) => verdict.allow && !verdict.trust && quarantine::holds(query),
+            None => false,
+        };
         let stat = maps::instance_counters()?;
+        let first = transmission == Transmission::First;
         // SAFETY: both counters are this CPU's own elements of a per-CPU array, checked for null by the map look-up. A
         // program of the same CPU that interrupts this one may cost a count, never more.
         unsafe {
             let Some(verdict) = verdict else {
-                (*stat).undecided += u64::from(transmission == Transmission::First);
+                (*stat).undecided += u64::from(first);
                 return None;
             };
-            if let Some(rule) = maps::rule_counters(verdict.slot) {
+            if quarantined {
+                (*stat).quarantined += u64::from(first && !verdict.observe);
+                (*stat).observed_quarantined += u64::from(first && verdict.observe);
+            } else if let Some(rule) = maps::rule_counters(verdict.slot) {
                 match transmission {
                     Transmission::First => (*rule).hits += 1,
                     Transmission::Again => (*rule).retransmissions += 1,
                     Transmission::Counted => {}
                 }
             }
-            if transmission == Transmission::First {
+            if first {
                 (*stat).decisions += 1;
                 (*stat).observed_denies += u64::from(verdict.observe && !verdict.allow);
             }
-            Some(verdict)
+            Some(Answer {
+                allow: verdict.allow && !quarantined,
+                observe: verdict.observe,
+                plain_retransmissions: verdict.plain_retransmissions,
+            })
         }
     }
 
@@ -118,7 +134,7 @@ impl InForce {
     #[inline(always)]
     pub fn may_offer(self, query: &Query, transmission: Transmission) -> bool {
         match self.judge_and_count(query, transmission) {
-            Some(verdict) => verdict.allow || verdict.observe,
+            Some(answer) => answer.allow || answer.observe,
             None => true,
         }
     }
@@ -126,15 +142,22 @@ impl InForce {
     /// As [`Self::may_offer`] for a SYN of this host, which may have to go without the option when it is sent again.
     #[inline(always)]
     pub fn may_offer_syn(self, query: &Query, transmission: Transmission) -> bool {
-        let Some(verdict) = self.judge_and_count(query, transmission) else { return true };
-        if verdict.observe || !verdict.allow {
-            return verdict.observe;
+        let Some(answer) = self.judge_and_count(query, transmission) else { return true };
+        if answer.observe || !answer.allow {
+            return answer.observe;
         }
         // Counted: had it been sent again, it would have lost the option at the first device.
-        if transmission != Transmission::Again || !verdict.plain_retransmissions {
+        if transmission != Transmission::Again || !answer.plain_retransmissions {
             return true;
         }
         maps::count(|stat| &mut stat.plain_retransmissions, true);
         false
     }
+}
+
+/// What rules and quarantine say together.
+struct Answer {
+    allow: bool,
+    observe: bool,
+    plain_retransmissions: bool,
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `hs_ctrl.rs` | the two callbacks of the kernel's `smc_hs_ctrl` (struct_ops) |
 //! | `tc.rs` | take the SMC option out of SYNs (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
+//! | `quarantine.rs` | no program: the quarantine that the programs share |
 //! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
 //!
 //! Loaded by smc-policy/src/kernel/object.rs. aya-obj only knows the section names of aya's own program types, so
@@ -14,6 +15,7 @@
 mod decision;
 mod hs_ctrl;
 mod maps;
+mod quarantine;
 mod query;
 mod sock;
 mod tc;

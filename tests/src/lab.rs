@@ -107,7 +107,7 @@ impl Lab {
     /// The instances that are pinned, complete or not.
     #[must_use]
     pub fn instances(&self) -> Vec<String> {
-        let not = |name: &String| !["links", "current", "new-current"].contains(&name.as_str());
+        let not = |name: &String| !["links", "current", "new-current", "shared"].contains(&name.as_str());
         names(&self.pins()).into_iter().filter(not).collect()
     }
 

@@ -16,6 +16,7 @@ use smc_policy::kernel::object::{Prepared, Sizes, TcProgram};
 use smc_policy::kernel::sys as kernel;
 use smc_policy::policy::settings::Magic;
 use smc_policy::policy::{Action, Policy, Settings, Slots, SourceFile, compile, decide, load};
+use smc_policy_common::counters::InstanceCounters;
 use smc_policy_common::query::{Addr, Direction, Query};
 use smc_policy_tests::lab::listen;
 use smc_policy_tests::packet::{self, Link, MAGIC, Packet, SMC, Syn, check, flags, parse};
@@ -92,11 +93,11 @@ impl Rig {
 
     fn counters(&self) -> Counters {
         let bytes = kernel::map_lookup(self.prepared.map("smcpol_stat").unwrap(), 0).unwrap();
-        let mut sums = [0; 8];
+        let mut sums = [0; InstanceCounters::COUNT];
         for (at, word) in bytes.chunks_exact(8).enumerate() {
-            sums[at % 8] += u64::from_ne_bytes(word.try_into().unwrap());
+            sums[at % InstanceCounters::COUNT] += u64::from_ne_bytes(word.try_into().unwrap());
         }
-        let [
+        let InstanceCounters {
             decisions,
             undecided,
             observed_denies,
@@ -105,7 +106,8 @@ impl Rig {
             no_socket,
             signed,
             unchanged,
-        ] = sums;
+            ..
+        } = InstanceCounters::from_array(sums);
         assert_eq!((undecided, unchanged), (0, 0));
         Counters { decisions, observed_denies, plain_retransmissions, no_listener, no_socket, signed }
     }

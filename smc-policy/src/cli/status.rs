@@ -78,6 +78,22 @@ struct CountersDocument {
     signed: u64,
     /// tc: SYNs that the kernel refused to have changed.
     unchanged: u64,
+    /// Allowed connections that went without SMC because the peer is in quarantine.
+    quarantined: u64,
+    /// Connections to peers in quarantine that observe mode allowed.
+    observed_quarantined: u64,
+    /// SYNs sent with our canary.
+    marked: u64,
+    /// SYNs sent with the short canary.
+    marked_short: u64,
+    /// SYNs of allowed connections that had room for neither.
+    unmarked: u64,
+    /// SYN-ACKs that returned our canary and lost the SMC option.
+    echoes: u64,
+    /// SYN-ACKs with a canary that this host did not send.
+    unproven: u64,
+    /// SYN-ACKs with the short canary for no waiting connection.
+    unlearned: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -320,6 +336,14 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             no_socket,
             signed,
             unchanged,
+            quarantined,
+            observed_quarantined,
+            marked,
+            marked_short,
+            unmarked,
+            echoes,
+            unproven,
+            unlearned,
         } = instance.instance_counters()?;
         document.counters = Some(CountersDocument {
             decisions,
@@ -330,6 +354,14 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             no_socket,
             signed,
             unchanged,
+            quarantined,
+            observed_quarantined,
+            marked,
+            marked_short,
+            unmarked,
+            echoes,
+            unproven,
+            unlearned,
         });
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
             count_rules(instance, &policy, &slots, &mut document)?;

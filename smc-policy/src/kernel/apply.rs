@@ -12,6 +12,7 @@ use super::{
     capability, detach,
     enforce::{self, Scope},
     error::KernelError,
+    guard,
     hook::{self, Hook},
     hs_ctrl::{self, Selected},
     instance::Instance,
@@ -174,6 +175,7 @@ pub(super) fn locked(
 ) -> Result<Outcome, ApplyError> {
     let state = State::read(paths)?;
     pinned::refuse_other_namespaces(&paths.pins())?;
+    guard::Shared::check(&paths.pins())?;
     let (hook, why_tc) = hook::choose(request.config.hook)?;
     if hook == Hook::HsCtrl {
         hs_ctrl::check_writable()?;

@@ -4,6 +4,7 @@ use super::{
     barrier::wait_for_programs,
     capability, current, enforce,
     error::KernelError,
+    guard,
     hs_ctrl::{self, Selected},
     instance::Instance,
     lock::{self, Lock},
@@ -92,6 +93,8 @@ pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelErro
     let removed = pinned::remove_others(&pins, None);
     done.removed = removed.ids;
     done.warnings.extend(removed.problems);
+    let unshared = guard::Shared::remove(&pins);
+    done.warn(unshared);
     pinned::remove_empty(&pins);
     record::prune(&paths.run, None);
     Ok(done)

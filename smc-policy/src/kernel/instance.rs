@@ -16,6 +16,7 @@ use smc_policy_common::counters::{InstanceCounters, RuleCounters};
 
 use super::{
     error::{Doing, KernelError, remove_if_there},
+    guard::Shared,
     hs_ctrl::{self, KernelTypes},
     namespace::{self, NamespaceId},
     object::{self, Prepared, Sizes, TcProgram},
@@ -28,7 +29,7 @@ use super::{
 
 const INFO_MAGIC: u32 = 0x534d_4349;
 /// Version of the pinned maps' set and meaning; raised with every change an older tool would misread.
-const INFO_VERSION: u32 = 3;
+const INFO_VERSION: u32 = 4;
 const INFO_BYTES: usize = 64;
 
 /// What an instance says of itself, in the map `smcpol_info`.
@@ -115,7 +116,7 @@ impl Instance {
         fs::create_dir_all(pins).doing(|| format!("make the folder {}", pins.display()))?;
         fs::create_dir(&dir).doing(|| format!("make the folder {}", dir.display()))?;
         let info = Info { sizes, object: object::object_id(), namespace: namespace::current()?, inheritable };
-        let made = Self::make(&id, &dir, info);
+        let made = Shared::ensure(pins).and_then(|shared| Self::make(&id, &dir, info, shared));
         if made.is_err() {
             // The error in hand says more than one of the clean-up could.
             let _ = pinned::remove_dir(&dir);
@@ -123,8 +124,8 @@ impl Instance {
         made
     }
 
-    fn make(id: &str, dir: &Path, info: Info) -> Result<Self, KernelError> {
-        let mut prepared = Prepared::new(info.sizes, None)?;
+    fn make(id: &str, dir: &Path, info: Info, shared: Shared) -> Result<Self, KernelError> {
+        let mut prepared = Prepared::with_maps(info.sizes, None, shared.into_maps().collect())?;
         let array = |name, value_size, max_entries| {
             sys::map_create(&MapSpec {
                 name,
@@ -206,8 +207,10 @@ impl Instance {
 
     /// The object with this instance's maps.
     fn prepare(&self, offsets: Option<&Offsets>) -> Result<Prepared, KernelError> {
+        let pins = self.dir.parent().unwrap_or(Path::new("/"));
+        let shared = Shared::ensure(pins)?.into_maps().map(Ok);
         let maps = MAPS.iter().map(|(map, name)| Ok(((*map).to_owned(), get_pin(&self.dir, name)?)));
-        Prepared::with_maps(self.info.sizes, offsets, maps.collect::<Result<_, KernelError>>()?)
+        Prepared::with_maps(self.info.sizes, offsets, maps.chain(shared).collect::<Result<_, KernelError>>()?)
     }
 
     /// Registers the programs with smc_hs_ctrl, unless they are.

@@ -1,6 +1,7 @@
 //! Everything that talks to the kernel's BPF side.
 //!
-//! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops), `tc` (devices) < `instance` (pins, tables) <
+//! `sys` (system calls) < `object` (maps and programs), `hs_ctrl` (struct_ops), `tc` (devices), `guard` (quarantine) <
+//! `instance` (pins, tables) <
 //! `state`, `apply`, `detach`, `rollback` (what is in force and how it changes). `btf` and `offsets` are pure.
 
 pub mod apply;
@@ -13,6 +14,7 @@ pub mod current;
 pub mod detach;
 pub mod enforce;
 pub mod error;
+pub mod guard;
 pub mod hook;
 pub mod hs_ctrl;
 pub mod instance;

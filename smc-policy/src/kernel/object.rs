@@ -151,7 +151,7 @@ impl Prepared {
             let fd = sys::map_create(&MapSpec {
                 name: if data { "smcpol.rodata" } else { name },
                 kind: if data { bpf_map_type::BPF_MAP_TYPE_ARRAY as u32 } else { map.map_type() },
-                key_size: 4,
+                key_size: if data { 4 } else { map.key_size() },
                 value_size: map.value_size(),
                 max_entries: if data { 1 } else { map.max_entries() },
                 flags: map.map_flags() | if read_only { BPF_F_RDONLY_PROG } else { 0 },

@@ -11,6 +11,7 @@ use std::{
     path::Path,
     ptr::{self, NonNull},
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use aya_obj::generated::{
@@ -275,6 +276,87 @@ pub fn map_delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
     a.__bindgen_anon_2.key = ptr::from_ref(&key) as u64;
     bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut a).map(drop)
+}
+
+/// Checks that a key, and a value if there is one, are of the map's sizes.
+fn check_element(map: BorrowedFd<'_>, key: &[u8], value: Option<&[u8]>) -> io::Result<usize> {
+    let info = map_info(map)?;
+    let size = user_value_size(&info)?;
+    if key.len() == info.key_size as usize && value.is_none_or(|value| value.len() == size) {
+        Ok(size)
+    } else {
+        Err(wrong_size())
+    }
+}
+
+/// Stores `value` under `key`, of any size.
+///
+/// # Errors
+/// `InvalidInput` when they are not of the map's sizes; E2BIG: it is full; the system call's.
+pub fn element_update(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+    check_element(map, key, Some(value))?;
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = key.as_ptr() as u64;
+    a.__bindgen_anon_2.__bindgen_anon_1.value = value.as_ptr() as u64;
+    bpf(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut a).map(drop)
+}
+
+/// The value under `key`, of any size. `None`: there is none.
+///
+/// # Errors
+/// `InvalidInput` when the key is not of the map's size; the system call's.
+pub fn element_lookup(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let mut value = vec![0u8; check_element(map, key, None)?];
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = key.as_ptr() as u64;
+    a.__bindgen_anon_2.__bindgen_anon_1.value = value.as_mut_ptr() as u64;
+    match bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut a) {
+        Ok(_) => Ok(Some(value)),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Removes `key`, of any size. Whether it was there.
+///
+/// # Errors
+/// `InvalidInput` when the key is not of the map's size; the system call's.
+pub fn element_delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
+    check_element(map, key, None)?;
+    let mut a = attr();
+    a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+    a.__bindgen_anon_2.key = key.as_ptr() as u64;
+    match bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut a) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// All keys of a hash map, of any size. What comes and goes meanwhile may be there or not, or twice.
+///
+/// # Errors
+/// The system call's.
+pub fn keys(map: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
+    let info = map_info(map)?;
+    let size = info.key_size as usize;
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    // A key that went away begins the walk anew (`htab_map_get_next_key`, kernel/bpf/hashtab.c): bounded, so that it ends.
+    for _ in 0..info.max_entries {
+        let mut next = vec![0u8; size];
+        let mut a = attr();
+        a.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+        a.__bindgen_anon_2.key = keys.last().map_or(0, |key| key.as_ptr() as u64);
+        a.__bindgen_anon_2.__bindgen_anon_1.next_key = next.as_mut_ptr() as u64;
+        match bpf(bpf_cmd::BPF_MAP_GET_NEXT_KEY, &mut a) {
+            Ok(_) => keys.push(next),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(keys)
 }
 
 /// Makes a map read-only for user space; the verifier then takes its values as constants.
@@ -724,6 +806,14 @@ pub fn membarrier_global() -> io::Result<()> {
     // SAFETY: no pointers.
     let r = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
     if r < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Time since boot, time spent suspended included (`CLOCK_BOOTTIME`).
+pub fn boot_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a live timespec. Every kernel has this clock; a failure would leave zero.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// The magic number of the file system that `path` is on.

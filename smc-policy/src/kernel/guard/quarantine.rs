@@ -1,0 +1,283 @@
+//! The quarantine in the kernel: reads and writes its two maps.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use smc_policy_common::{
+    quarantine::{Entry, FLAG_COMMANDED, FLAG_LEARNED, Key, Learned, REMOVED},
+    query::Addr,
+};
+
+use super::Shared;
+use crate::kernel::{
+    error::{Doing, KernelError},
+    sys,
+};
+
+/// Which of the two maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Store {
+    /// What programs learned: the least recently used go when it is full.
+    Learned,
+    /// What was decided by command: full is an error.
+    Commanded,
+}
+
+/// How full the quarantine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Learned entries, expired ones included.
+    pub learned: u64,
+    /// Entries by command, expired ones included.
+    pub commanded: u64,
+    /// Learned entries that had to go for others, as far as can be known: those made, less those that are there and those
+    /// that were removed.
+    pub evicted: u64,
+    /// Entries that could not be learned for want of memory.
+    pub refused: u64,
+}
+
+/// The quarantine, open.
+#[derive(Debug)]
+pub struct Quarantine {
+    learned: OwnedFd,
+    commanded: OwnedFd,
+    flags: OwnedFd,
+    count: OwnedFd,
+}
+
+impl Quarantine {
+    /// Opens it. `None`: nothing was applied yet.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] when another version made it, [`KernelError::Io`].
+    pub fn open(pins: &Path) -> Result<Option<Self>, KernelError> {
+        let Some(mut shared) = Shared::open(pins)? else { return Ok(None) };
+        Ok(Some(Self {
+            learned: shared.take("smcpol_learned")?,
+            commanded: shared.take("smcpol_entries")?,
+            flags: shared.take("smcpol_qflags")?,
+            count: shared.take("smcpol_qcount")?,
+        }))
+    }
+
+    fn map(&self, store: Store) -> BorrowedFd<'_> {
+        match store {
+            Store::Learned => self.learned.as_fd(),
+            Store::Commanded => self.commanded.as_fd(),
+        }
+    }
+
+    /// Puts an entry in, or in the place of one of the same key.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] when the entries by command are full, [`KernelError::Io`].
+    pub fn put(&self, store: Store, key: Key, entry: &Entry) -> Result<(), KernelError> {
+        match sys::element_update(self.map(store), &key_bytes(key), &entry_bytes(entry)) {
+            Err(e) if e.raw_os_error() == Some(libc::E2BIG) => {
+                return Err(KernelError::Missing {
+                    feature: "the quarantine is full".into(),
+                    next: "remove entries with `smc-policy quarantine remove` or `flush`".into(),
+                });
+            }
+            other => other.doing(|| "write to the quarantine".into())?,
+        }
+        // After the entry: a program that sees the flag finds it.
+        self.set_flag(flag_of(store), 1)
+    }
+
+    /// The entry of exactly this key, expired or not.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn get(&self, store: Store, key: Key) -> Result<Option<Entry>, KernelError> {
+        let bytes = sys::element_lookup(self.map(store), &key_bytes(key));
+        let bytes = bytes.doing(|| "read the quarantine".into())?;
+        Ok(bytes.and_then(|bytes| entry_of(&bytes)))
+    }
+
+    /// Removes the entry of exactly this key. Whether there was one.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn remove(&self, store: Store, key: Key) -> Result<bool, KernelError> {
+        let removed = sys::element_delete(self.map(store), &key_bytes(key));
+        let removed = removed.doing(|| "remove an entry from the quarantine".into())?;
+        if removed && store == Store::Learned {
+            let before = self.flag(REMOVED)?;
+            self.set_flag(REMOVED, before.wrapping_add(1))?;
+        }
+        Ok(removed)
+    }
+
+    /// All entries, expired ones included, in the order of their keys.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn list(&self, store: Store) -> Result<Vec<(Key, Entry)>, KernelError> {
+        let mut entries = Vec::new();
+        for bytes in self.keys(store)? {
+            let Some(key) = key_of(&bytes) else { continue };
+            // One that went meanwhile is none.
+            if let Some(entry) = self.get(store, key)? {
+                entries.push((key, entry));
+            }
+        }
+        entries.sort_by_key(|(key, _)| *key);
+        entries.dedup_by_key(|(key, _)| *key);
+        Ok(entries)
+    }
+
+    fn keys(&self, store: Store) -> Result<Vec<Vec<u8>>, KernelError> {
+        sys::keys(self.map(store)).doing(|| "list the quarantine".into())
+    }
+
+    /// Removes all entries of one map. How many.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn flush(&self, store: Store) -> Result<usize, KernelError> {
+        // First: a program that learns meanwhile raises it again.
+        self.set_flag(flag_of(store), 0)?;
+        let mut removed = 0;
+        for key in self.keys(store)?.iter().filter_map(|bytes| key_of(bytes)) {
+            removed += usize::from(self.remove(store, key)?);
+        }
+        if !self.keys(store)?.is_empty() {
+            self.set_flag(flag_of(store), 1)?;
+        }
+        Ok(removed)
+    }
+
+    /// How full it is.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn counted(&self) -> Result<Counted, KernelError> {
+        let bytes = sys::map_lookup(self.count.as_fd(), 0).doing(|| "read what was learned".into())?;
+        let mut sums = [0u64; size_of::<Learned>() / 8];
+        for (at, word) in words(&bytes).enumerate() {
+            let place = at % sums.len();
+            sums[place] = sums[place].wrapping_add(word);
+        }
+        let [inserted, _, refused] = sums;
+        let learned = self.keys(Store::Learned)?.len() as u64;
+        let gone = learned.saturating_add(self.flag(REMOVED)?);
+        Ok(Counted {
+            learned,
+            commanded: self.keys(Store::Commanded)?.len() as u64,
+            evicted: inserted.saturating_sub(gone),
+            refused,
+        })
+    }
+
+    fn flag(&self, element: u32) -> Result<u64, KernelError> {
+        let bytes =
+            sys::map_lookup(self.flags.as_fd(), element).doing(|| "read the map smcpol_qflags".into())?;
+        Ok(words(&bytes).next().unwrap_or(0))
+    }
+
+    fn set_flag(&self, element: u32, value: u64) -> Result<(), KernelError> {
+        sys::map_update(self.flags.as_fd(), element, &value.to_ne_bytes())
+            .doing(|| "write the map smcpol_qflags".into())
+    }
+}
+
+fn flag_of(store: Store) -> u32 {
+    match store {
+        Store::Learned => FLAG_LEARNED,
+        Store::Commanded => FLAG_COMMANDED,
+    }
+}
+
+/// Nanoseconds since boot, as the entries have them (`CLOCK_BOOTTIME`).
+pub fn now() -> u64 {
+    sys::boot_time().as_nanos() as u64
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    bytes.chunks_exact(8).map(|chunk| {
+        let mut word = [0; 8];
+        word.copy_from_slice(chunk);
+        u64::from_ne_bytes(word)
+    })
+}
+
+fn key_bytes(key: Key) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(size_of::<Key>());
+    bytes.extend(key.peer.hi.to_ne_bytes());
+    bytes.extend(key.peer.lo.to_ne_bytes());
+    bytes.extend(key.port.to_ne_bytes());
+    bytes.extend(key.reserved.to_ne_bytes());
+    bytes
+}
+
+fn key_of(bytes: &[u8]) -> Option<Key> {
+    let mut words = words(bytes);
+    let peer = Addr { hi: words.next()?, lo: words.next()? };
+    let half = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+    Some(Key { peer, port: half(16)?, reserved: half(20)? })
+}
+
+fn entry_bytes(entry: &Entry) -> Vec<u8> {
+    let Entry { until, first_seen, last_seen, count, span, .. } = *entry;
+    let mut bytes = Vec::with_capacity(size_of::<Entry>());
+    for word in [until, first_seen, last_seen] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes.extend(count.to_ne_bytes());
+    bytes.extend(span.to_ne_bytes());
+    bytes.extend([entry.cause, entry.directions, entry.evidence_length]);
+    bytes.extend(entry.reserved);
+    bytes.extend(entry.evidence);
+    bytes
+}
+
+fn entry_of(bytes: &[u8]) -> Option<Entry> {
+    let mut words = words(bytes);
+    let [until, first_seen, last_seen] = [words.next()?, words.next()?, words.next()?];
+    let half = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
+    Some(Entry {
+        until,
+        first_seen,
+        last_seen,
+        count: half(24)?,
+        span: half(28)?,
+        cause: *bytes.get(32)?,
+        directions: *bytes.get(33)?,
+        evidence_length: *bytes.get(34)?,
+        reserved: bytes.get(35..40)?.try_into().ok()?,
+        evidence: bytes.get(40..56)?.try_into().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn bytes_are_the_structs(
+            hi: u64, lo: u64, port: u16, until: u64, first_seen: u64, last_seen: u64, count: u32, span: u32,
+            small: [u8; 3], evidence: [u8; 16],
+        ) {
+            let key = Key::new(Addr { hi, lo }, port);
+            prop_assert_eq!(key_bytes(key).len(), size_of::<Key>());
+            prop_assert_eq!(key_of(&key_bytes(key)), Some(key));
+            let [cause, directions, evidence_length] = small;
+            let entry = Entry {
+                until, first_seen, last_seen, count, span, cause, directions, evidence_length, evidence, reserved: [0; 5],
+            };
+            let bytes = entry_bytes(&entry);
+            prop_assert_eq!(bytes.len(), size_of::<Entry>());
+            prop_assert_eq!(entry_of(&bytes), Some(entry));
+            // As a program of this machine has it in memory.
+            prop_assert_eq!(bytes[32], entry.cause);
+            prop_assert_eq!(&bytes[24..28], &count.to_ne_bytes());
+        }
+    }
+}
