@@ -10,8 +10,12 @@ use crate::{
     quarantine,
 };
 
-/// Of `smcpol_judge`'s `how`: the table of the odd generations.
+/// Of `how`: the table of the odd generations.
 const ODD: u64 = 1 << 32;
+/// Of `smcpol_may`'s `how`: a SYN of this host.
+const SYN: u64 = 1 << 33;
+/// Of `smcpol_may`'s `how`: where the transmission begins.
+const TRANSMISSION_AT: u32 = 34;
 /// Of its result: there is a verdict.
 const DECIDED: u64 = 1 << 63;
 /// Of its result: where the table's flags begin.
@@ -38,14 +42,15 @@ fn decode(result: u64) -> Option<Verdict> {
 }
 
 /// How a SYN or SYN-ACK is counted.
+#[repr(u64)]
 #[derive(Clone, Copy, PartialEq)]
 pub enum Transmission {
     /// The connection's first.
-    First,
+    First = 0,
     /// Sent again.
-    Again,
+    Again = 1,
     /// Counted before, at another device that it passed.
-    Counted,
+    Counted = 2,
 }
 
 impl Transmission {
@@ -133,26 +138,49 @@ impl InForce {
     /// the tool.
     #[inline(always)]
     pub fn may_offer(self, query: &Query, transmission: Transmission) -> bool {
-        match self.judge_and_count(query, transmission) {
-            Some(answer) => answer.allow || answer.observe,
-            None => true,
-        }
+        self.may(query, transmission, 0)
     }
 
     /// As [`Self::may_offer`] for a SYN of this host, which may have to go without the option when it is sent again.
     #[inline(always)]
     pub fn may_offer_syn(self, query: &Query, transmission: Transmission) -> bool {
-        let Some(answer) = self.judge_and_count(query, transmission) else { return true };
-        if answer.observe || !answer.allow {
-            return answer.observe;
-        }
-        // Counted: had it been sent again, it would have lost the option at the first device.
-        if transmission != Transmission::Again || !answer.plain_retransmissions {
-            return true;
-        }
-        maps::count(|stat| &mut stat.plain_retransmissions, true);
-        false
+        self.may(query, transmission, SYN)
     }
+
+    #[inline(always)]
+    fn may(self, query: &Query, transmission: Transmission, syn: u64) -> bool {
+        let Query { peer, local, .. } = *query;
+        let how = WireQuery::new(query).meta
+            | if self.odd { ODD } else { 0 }
+            | syn
+            | (transmission as u64) << TRANSMISSION_AT;
+        smcpol_may(peer.hi, peer.lo, local.hi, local.lo, how) != 0
+    }
+}
+
+/// Judgement, quarantine and counting as a global function: as `smcpol_judge` is one, and called where the verifier comes by
+/// many ways, from the many forms that a packet's headers may have.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_may(peer_hi: u64, peer_lo: u64, local_hi: u64, local_lo: u64, how: u64) -> u64 {
+    let peer = Addr { hi: peer_hi, lo: peer_lo };
+    let local = Addr { hi: local_hi, lo: local_lo };
+    let query = WireQuery { peer, local, meta: how }.query();
+    let transmission = match how >> TRANSMISSION_AT & 3 {
+        0 => Transmission::First,
+        1 => Transmission::Again,
+        _ => Transmission::Counted,
+    };
+    let Some(answer) = (InForce { odd: how & ODD != 0 }).judge_and_count(&query, transmission) else {
+        return 1;
+    };
+    if answer.observe || !answer.allow {
+        return answer.observe.into();
+    }
+    // Counted: had it been sent again, it would have lost the option at the first device.
+    let goes_plain = how & SYN != 0 && transmission == Transmission::Again && answer.plain_retransmissions;
+    maps::count(|stat| &mut stat.plain_retransmissions, goes_plain);
+    (!goes_plain).into()
 }
 
 /// What rules and quarantine say together.

@@ -184,51 +184,22 @@ impl Syn {
     /// Finds it behind `link` bytes of link header. `None`: there is none, or its headers do not hold together.
     #[inline(always)]
     pub fn find(skb: *mut __sk_buff, link: u32) -> Option<Self> {
-        let mut ip = link;
-        let version = if link == NONE {
-            load::<u8>(skb, 0)? >> 4
+        let found = smcpol_tcp(skb, link);
+        if found == 0 {
+            return None;
+        }
+        let (ip, tcp, end) =
+            ((found >> IP_AT) as u32 & 0xff, found as u32 & OFFSET, (found >> END_AT) as u32);
+        let (source, destination) = if found & V6 == 0 {
+            let [source, destination] = load::<[u32; 2]>(skb, ip + 12)?.map(u32::from_be);
+            (Addr::v4(source), Addr::v4(destination))
         } else {
-            let mut ethertype = u16::from_be(load(skb, ETHERTYPE_AT)?);
-            for _ in 0..VLAN_TAGS {
-                if is_vlan(ethertype) {
-                    ethertype = u16::from_be(load(skb, ip + 2)?);
-                    ip += VLAN_TAG;
-                }
-            }
-            match ethertype {
-                ETHERTYPE_IPV4 => 4,
-                ETHERTYPE_IPV6 => 6,
-                _ => return None,
-            }
-        };
-        let (source, destination, tcp, end) = match version {
-            4 => {
-                let [first, second, third, source, destination] =
-                    load::<[u32; 5]>(skb, ip)?.map(u32::from_be);
-                let header = (first >> 24 & 15) * 4;
-                // The rest of a datagram is in other packets: what follows the header here is no TCP header.
-                let is_rest = second & 0x1fff != 0;
-                let protocol = (third >> 16) as u8;
-                if first >> 28 != 4 || header < IPV4_HEADER || protocol != PROTOCOL_TCP || is_rest {
-                    return None;
-                }
-                (Addr::v4(source), Addr::v4(destination), ip + header, ip + (first & 0xffff))
-            }
-            6 => {
-                let [first, source_hi, source_lo, hi, lo] = load::<[u64; 5]>(skb, ip)?.map(u64::from_be);
-                if first >> 60 != 6 {
-                    return None;
-                }
-                let payload = ip + IPV6_HEADER;
-                let tcp = skip_extensions(skb, payload, (first >> 8) as u8)?;
-                let end = payload + (first >> 16 & 0xffff) as u32;
-                (Addr { hi: source_hi, lo: source_lo }, Addr { hi, lo }, tcp, end)
-            }
-            _ => return None,
+            let [source_hi, source_lo, hi, lo] = load::<[u64; 4]>(skb, ip + 8)?.map(u64::from_be);
+            (Addr { hi: source_hi, lo: source_lo }, Addr { hi, lo })
         };
         let [ports, sequence, _, fourth, _] = load::<[u32; 5]>(skb, tcp)?.map(u32::from_be);
         let header = (fourth >> 28) * 4;
-        if (fourth >> 16) as u8 & FLAGS != SYN || header <= TCP_HEADER || tcp + header > end {
+        if (fourth >> 16) as u8 & FLAGS != SYN || header <= TCP_HEADER || tcp + header > end & OFFSET {
             return None;
         }
         Some(Self {
@@ -241,6 +212,70 @@ impl Syn {
             options: header - TCP_HEADER,
         })
     }
+}
+
+/// Of `smcpol_tcp`'s result: an offset.
+const OFFSET: u32 = (1 << 24) - 1;
+/// Of its result: where the end of the IP packet begins.
+const END_AT: u32 = 24;
+/// Of its result: where the IP header's offset begins.
+const IP_AT: u32 = 48;
+/// Of its result: it is IPv6.
+const V6: u64 = 1 << 56;
+
+/// Where the TCP header and the end of the IP packet are, behind `link` bytes of link header; 0: it is no TCP packet, or not
+/// the first fragment. A global function: headers have many forms, and the verifier would follow all that comes
+/// after once for each.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_tcp(skb: *mut __sk_buff, link: u32) -> u64 {
+    find_tcp(skb, link).unwrap_or(0)
+}
+
+#[inline(always)]
+fn find_tcp(skb: *mut __sk_buff, link: u32) -> Option<u64> {
+    let mut ip = NONE;
+    let version = if link == NONE {
+        load::<u8>(skb, 0)? >> 4
+    } else {
+        ip = ETHERNET;
+        let mut ethertype = u16::from_be(load(skb, ETHERTYPE_AT)?);
+        for _ in 0..VLAN_TAGS {
+            if is_vlan(ethertype) {
+                ethertype = u16::from_be(load(skb, ip + 2)?);
+                ip += VLAN_TAG;
+            }
+        }
+        match ethertype {
+            ETHERTYPE_IPV4 => 4,
+            ETHERTYPE_IPV6 => 6,
+            _ => return None,
+        }
+    };
+    let (tcp, end, v6) = match version {
+        4 => {
+            let [first, second, third] = load::<[u32; 3]>(skb, ip)?.map(u32::from_be);
+            let header = (first >> 24 & 15) * 4;
+            // The rest of a datagram is in other packets: what follows the header here is no TCP header.
+            let is_rest = second & 0x1fff != 0;
+            let protocol = (third >> 16) as u8;
+            if first >> 28 != 4 || header < IPV4_HEADER || protocol != PROTOCOL_TCP || is_rest {
+                return None;
+            }
+            (ip + header, ip + (first & 0xffff), 0)
+        }
+        6 => {
+            let first = u64::from_be(load(skb, ip)?);
+            if first >> 60 != 6 {
+                return None;
+            }
+            let payload = ip + IPV6_HEADER;
+            let tcp = skip_extensions(skb, payload, (first >> 8) as u8)?;
+            (tcp, payload + (first >> 16 & 0xffff) as u32, V6)
+        }
+        _ => return None,
+    };
+    Some(u64::from(tcp & OFFSET) | u64::from(end) << END_AT | u64::from(ip) << IP_AT | v6)
 }
 
 /// Where the TCP header begins behind IPv6's extension headers, the first of which, at `at`, is a `next`.
@@ -279,9 +314,15 @@ unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for [u32; 2] {}
+// SAFETY: as above.
+unsafe impl Plain for [u32; 3] {}
+// SAFETY: as above.
 unsafe impl Plain for [u32; 5] {}
 // SAFETY: as above.
-unsafe impl Plain for [u64; 5] {}
+unsafe impl Plain for [u64; 4] {}
 
 /// A value in the packet, in network byte order. `None`: the packet is shorter.
 #[inline(always)]

@@ -92,11 +92,18 @@ fn trust_and_observe_do_not_heed_it() {
     needs_hook!();
     Lab::run(|lab| {
         let (trusted, other) = (listen(Kind::AfSmc, "127.0.0.2"), listen(Kind::AfSmc, "127.0.0.3"));
-        let policy = format!(
-            "version = 1\n[[rule]]\nname = \"trusted\"\naction = \"allow\"\ntrust = true\npeers = [\"127.0.0.2\"]\n\
-             [[rule]]\nname = \"all\"\naction = \"allow\"\n"
-        );
-        lab.apply(&policy);
+        let policy = r#"
+            version = 1
+            [[rule]]
+            name = "trusted"
+            action = "allow"
+            trust = true
+            peers = ["127.0.0.2"]
+            [[rule]]
+            name = "all"
+            action = "allow"
+            "#;
+        lab.apply(policy);
         let quarantine = quarantine(lab);
         for ip in ["127.0.0.2", "127.0.0.3"] {
             quarantine.put(Store::Commanded, Key::new(addr(ip), 0), &outbound()).unwrap();
@@ -104,7 +111,7 @@ fn trust_and_observe_do_not_heed_it() {
         assert_smc(Kind::AfSmc, None, &trusted);
         assert_denied(Kind::AfSmc, None, &other);
         assert_eq!((counter(lab, "quarantined"), counter(lab, "observed_quarantined")), (1, 0));
-        let path = lab.home.write("policy.toml", &policy);
+        let path = lab.home.write("policy.toml", policy);
         lab.home.run(["apply", "--mode", "observe", path.to_str().unwrap()]).ok();
         assert_smc(Kind::AfSmc, None, &other);
         assert_eq!((counter(lab, "quarantined"), counter(lab, "observed_quarantined")), (1, 1));
@@ -169,16 +176,13 @@ fn full_is_an_error_for_commands_and_evicts_what_was_learned() {
         let key = |n: u32| Key::new(Addr::v4(0x0a00_0000 + n), 0);
         let precious = Key::new(addr("127.0.0.2"), 0);
         quarantine.put(Store::Commanded, precious, &outbound()).unwrap();
-        for n in 0..COMMANDED_ENTRIES - 1 {
-            quarantine.put(Store::Commanded, key(n), &outbound()).unwrap();
-        }
+        let entries = |count: u32| (0..count).map(|n| (key(n), outbound())).collect::<Vec<_>>();
+        quarantine.put_all(Store::Commanded, &entries(COMMANDED_ENTRIES - 1)).unwrap();
         let error = quarantine.put(Store::Commanded, key(COMMANDED_ENTRIES), &outbound()).unwrap_err();
         assert!(error.to_string().contains("full"), "{error}");
         quarantine.put(Store::Commanded, precious, &outbound()).unwrap();
         let many = if is_full() { 100_000 } else { 70_000 };
-        for n in 0..many {
-            quarantine.put(Store::Learned, key(n), &outbound()).unwrap();
-        }
+        quarantine.put_all(Store::Learned, &entries(many)).unwrap();
         let counted = quarantine.counted().unwrap();
         assert_eq!(counted.commanded, u64::from(COMMANDED_ENTRIES));
         assert!((50_000..=65_536).contains(&counted.learned), "{counted:?}");

@@ -627,6 +627,9 @@ fn a_syn_sent_again_goes_without_the_option_by_hs_ctrl() {
         let without_a_policy = rig.rule(0).0;
         assert!(without_a_policy >= 2, "every SYN arrives with the option: {without_a_policy}");
         lab.apply("version = 1\n[[rule]]\nname = \"all\"\naction = \"allow\"\n");
+        // With smc_hs_ctrl no program of that name stays at a device.
+        let _in =
+            sys::attach_tcx(rig.program(TcProgram::IngressEthernet), LO, sys::Way::In).expect("attached");
         connect_in_the_end(Kind::AfSmc, "127.0.0.1");
         assert_eq!(rig.rule(0).0 - without_a_policy, 1, "only the first SYN arrives with the option");
         assert_eq!(lab.hits("all"), 1, "one connection");

@@ -1,6 +1,7 @@
 //! The quarantine in the kernel: reads and writes its two maps.
 
 use std::{
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
@@ -75,16 +76,19 @@ impl Quarantine {
     /// # Errors
     /// [`KernelError::Missing`] when the entries by command are full, [`KernelError::Io`].
     pub fn put(&self, store: Store, key: Key, entry: &Entry) -> Result<(), KernelError> {
-        match sys::element_update(self.map(store), &key_bytes(key), &entry_bytes(entry)) {
-            Err(e) if e.raw_os_error() == Some(libc::E2BIG) => {
-                return Err(KernelError::Missing {
-                    feature: "the quarantine is full".into(),
-                    next: "remove entries with `smc-policy quarantine remove` or `flush`".into(),
-                });
-            }
-            other => other.doing(|| "write to the quarantine".into())?,
-        }
+        written(sys::element_update(self.map(store), &key_bytes(key), &entry_bytes(entry)))?;
         // After the entry: a program that sees the flag finds it.
+        self.set_flag(flag_of(store), 1)
+    }
+
+    /// Puts many entries in, as [`Self::put`] does one.
+    ///
+    /// # Errors
+    /// As [`Self::put`]; then the first of them may be in.
+    pub fn put_all(&self, store: Store, entries: &[(Key, Entry)]) -> Result<(), KernelError> {
+        let keys: Vec<u8> = entries.iter().flat_map(|(key, _)| key_bytes(*key)).collect();
+        let values: Vec<u8> = entries.iter().flat_map(|(_, entry)| entry_bytes(entry)).collect();
+        written(sys::map_update_batch(self.map(store), &keys, &values))?;
         self.set_flag(flag_of(store), 1)
     }
 
@@ -182,6 +186,16 @@ impl Quarantine {
     fn set_flag(&self, element: u32, value: u64) -> Result<(), KernelError> {
         sys::map_update(self.flags.as_fd(), element, &value.to_ne_bytes())
             .doing(|| "write the map smcpol_qflags".into())
+    }
+}
+
+fn written(result: io::Result<()>) -> Result<(), KernelError> {
+    match result {
+        Err(e) if e.raw_os_error() == Some(libc::E2BIG) => Err(KernelError::Missing {
+            feature: "the quarantine is full".into(),
+            next: "remove entries that are no longer needed".into(),
+        }),
+        other => other.doing(|| "write to the quarantine".into()),
     }
 }
 
