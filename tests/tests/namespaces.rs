@@ -69,6 +69,15 @@ impl Drop for Sleeper {
     }
 }
 
+/// Says that it is over, also when a test fails.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn id_of(path: impl AsRef<Path>) -> NamespaceId {
     std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap())
 }
@@ -85,6 +94,12 @@ fn found(id: NamespaceId) -> Option<Found> {
 
 fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// It is found no more. A thread that was waited for is still there for a moment.
+fn vanishes(id: NamespaceId) {
+    eventually("the namespace is gone", || !namespace::exists(id));
+    assert_eq!(found(id), None);
 }
 
 /// Mounts a new network namespace, in which nobody is, over the file `at`, which is made. In the calling thread's mount
@@ -150,7 +165,7 @@ fn a_thread_in_a_namespace_of_its_own_is_found() {
     let pid = std::process::id();
     assert_eq!(found(id), Some(Found::Thread { pid, tid, command: "odd one".into() }));
     thread.end();
-    assert_eq!(found(id), None);
+    vanishes(id);
 }
 
 #[test]
@@ -220,7 +235,7 @@ fn a_namespace_that_only_another_mount_namespace_shows_is_found() {
     assert!(path.ends_with(at.strip_prefix("/").unwrap()), "{path:?}");
     assert_eq!(id_of(&path), id, "the path works from here");
     holder.end();
-    assert_eq!(found(id), None);
+    vanishes(id);
 }
 
 #[test]
@@ -307,6 +322,8 @@ fn namespaces_that_come_and_go_during_the_walk_are_no_error() {
                 })
             })
             .collect();
+        // A failure must end the threads too, or the scope waits for them for ever.
+        let end = EndOnDrop(&is_over);
         for _ in 0..smc_policy_tests::scaled(1000) {
             let (namespaces, unreached) = all();
             for namespace in namespaces {
@@ -314,7 +331,7 @@ fn namespaces_that_come_and_go_during_the_walk_are_no_error() {
             }
             assert_eq!(unreached, before);
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         let rounds: u32 = unrest.into_iter().map(|thread| thread.join().unwrap()).sum();
         println!("{rounds} namespaces came and went");
         assert!(rounds > 0);

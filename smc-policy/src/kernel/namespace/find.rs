@@ -18,7 +18,8 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process,
+    process, thread,
+    time::Duration,
 };
 
 use super::{
@@ -158,6 +159,18 @@ fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+/// What the kernel says of links of a task that ended after its folder was looked up is EACCES (`proc_ns_readlink`,
+/// fs/proc/namespaces.c; `proc_pid_readlink`, fs/proc/base.c): the error of `result`, but ENOENT if `file`, one of the task's, is
+/// there no more.
+fn unless_ended<T>(result: io::Result<T>, file: impl AsRef<Path>) -> io::Result<T> {
+    let is_refused = result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
+    if is_refused && fs::symlink_metadata(file).is_err_and(|e| is_gone(&e)) { Err(gone()) } else { result }
+}
+
+fn gone() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOENT)
+}
+
 /// A thread, or the first thread of a process.
 struct Task {
     pid: u32,
@@ -176,7 +189,8 @@ impl Task {
     }
 
     fn link(&self, name: &str) -> io::Result<Option<OsString>> {
-        unless_gone(fs::read_link(format!("{}/{name}", self.folder)).map(OsString::from))
+        let link = fs::read_link(format!("{}/{name}", self.folder));
+        unless_gone(unless_ended(link.map(OsString::from), &self.folder))
     }
 
     /// None: it has ended.
@@ -194,6 +208,9 @@ impl Task {
     }
 }
 
+/// How often a path is looked up before its file system is taken for one that has to be asked: 5 ms.
+const TRIES: u32 = 50;
+
 /// A mount table, and the root folder that its paths begin at.
 struct Table {
     file: PathBuf,
@@ -202,7 +219,12 @@ struct Table {
 
 impl Table {
     fn read(&self) -> io::Result<Vec<Mounted>> {
-        Ok(mountinfo::namespaces(&fs::read(&self.file)?))
+        match fs::read(&self.file) {
+            Ok(text) => Ok(mountinfo::namespaces(&text)),
+            // It ended after its folder was looked up (`mounts_open_common`, fs/proc_namespace.c).
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Err(gone()),
+            Err(e) => unless_ended(Err(e), &self.file),
+        }
     }
 
     /// The path of a mount, as it can be used from here.
@@ -211,13 +233,16 @@ impl Table {
     }
 
     fn open(&self, mounted: &Mounted) -> io::Result<OwnedFd> {
-        let root = File::options().read(true).custom_flags(libc::O_PATH).open(&self.root)?;
-        // A rename at the same moment looks like a file system that has to be asked.
+        let root = File::options().read(true).custom_flags(libc::O_PATH).open(&self.root);
+        let root = unless_ended(root, &self.file)?;
+        // A rename or a mount at the same moment looks like a file system that has to be asked.
         let mut found = sys::find_remembered(root.as_fd(), &mounted.at);
-        for _ in 0..3 {
-            if found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EAGAIN)) {
-                found = sys::find_remembered(root.as_fd(), &mounted.at);
+        for _ in 0..TRIES {
+            if !found.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EAGAIN)) {
+                break;
             }
+            thread::sleep(Duration::from_micros(100));
+            found = sys::find_remembered(root.as_fd(), &mounted.at);
         }
         let found = found.map_err(|e| match e.raw_os_error() {
             Some(libc::EAGAIN) => io::Error::other(
@@ -229,7 +254,7 @@ impl Table {
             Ok((id, fd)) if id == mounted.id => Ok(fd),
             Err(e) if e.kind() != io::ErrorKind::InvalidData => Err(e),
             // Unmounted meanwhile, or it cannot be seen.
-            _ if !self.read()?.contains(mounted) => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            _ if !self.read()?.contains(mounted) => Err(gone()),
             _ => Err(io::Error::other("something else is mounted over it")),
         }
     }
@@ -245,10 +270,13 @@ impl Place<'_> {
     /// Opens the namespace, if it still is the one with this number; if not, that one is gone.
     fn open(&self, id: NamespaceId) -> io::Result<OwnedFd> {
         match self {
-            Self::Task(task) => match open(Path::new(&format!("{}/ns/net", task.folder)))? {
-                (now, fd) if now == id => Ok(fd),
-                _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),
-            },
+            Self::Task(task) => {
+                let opened = open(Path::new(&format!("{}/ns/net", task.folder)));
+                match unless_ended(opened, &task.folder)? {
+                    (now, fd) if now == id => Ok(fd),
+                    _ => Err(gone()),
+                }
+            }
             Self::Mount(table, mounted) => table.open(mounted),
         }
     }
