@@ -10,18 +10,30 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 pub(crate) struct Error {
     what: String,
     next: Option<String>,
+    may_pass: bool,
 }
 
 impl Error {
     /// An error without an obvious next step.
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), next: None }
+        Self { what: what.into(), next: None, may_pass: false }
     }
 
     /// Adds what the reader should do about it.
     pub(crate) fn next(mut self, step: impl Into<String>) -> Self {
         self.next = Some(step.into());
         self
+    }
+
+    /// Marks a failure that is not expected a second time.
+    pub(crate) fn that_may_pass(mut self) -> Self {
+        self.may_pass = true;
+        self
+    }
+
+    /// Whether it is worth trying again.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.may_pass
     }
 
     /// An operation on a file that failed; `doing` reads like "read" or "create".

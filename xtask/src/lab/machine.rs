@@ -82,12 +82,21 @@ pub(crate) struct Outcome {
 }
 
 impl Machine<'_> {
+    /// As [`Self::run_once`], but a kernel that panics while it boots is booted again, twice at most: under emulation a
+    /// stock kernel does that now and then, always at another place.
+    ///
+    /// # Errors
+    /// As [`Self::run_once`].
+    pub(crate) fn run(&self, stop: &AtomicBool, output: &mut dyn FnMut(&[u8])) -> Result<Outcome> {
+        again_if_it_may_pass(|| self.run_once(stop, output))
+    }
+
     /// Boots, runs the job, ends. `output` gets the job's output as it comes. `stop` ends the machine early, which is
     /// reported as exit code 0: the other machine's job is over and this one only served it.
     ///
     /// # Errors
     /// The machine did not get as far as the job, ended without an exit code, or ran out of time.
-    pub(crate) fn run(&self, stop: &AtomicBool, output: &mut dyn FnMut(&[u8])) -> Result<Outcome> {
+    fn run_once(&self, stop: &AtomicBool, output: &mut dyn FnMut(&[u8])) -> Result<Outcome> {
         let work = WorkDir::new()?;
         self.write_image(&work.0.join("initrd"))?;
         let log_path = work.0.join("console.log");
@@ -129,7 +138,9 @@ impl Machine<'_> {
                 let status =
                     status.map_or_else(|| "a signal".to_owned(), |status| format!("status {status}"));
                 let said = message.trim().lines().next().map(|line| format!(": {line}")).unwrap_or_default();
-                Err(failed(format!("ended with {status} and no exit code of the job{said}")))
+                let error = failed(format!("ended with {status} and no exit code of the job{said}"));
+                let panicked = log.contains("Kernel panic - not syncing");
+                Err(if panicked && !channel.started { error.that_may_pass() } else { error })
             }
         }
     }
@@ -292,6 +303,20 @@ impl Drop for WorkDir {
     }
 }
 
+/// Does it again, twice at most, after a failure that may pass; says so.
+///
+/// # Errors
+/// Of the last time.
+pub(crate) fn again_if_it_may_pass<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..2 {
+        match work() {
+            Err(error) if error.may_pass() => println!("{error}\nonce more"),
+            other => return other,
+        }
+    }
+    work()
+}
+
 /// When two machines are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
@@ -320,13 +345,13 @@ pub(crate) fn pair(
     let (over, useless) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         let first_run = scope.spawn(|| {
-            let outcome = first.run(&useless, &mut |bytes| print(0, bytes));
+            let outcome = first.run_once(&useless, &mut |bytes| print(0, bytes));
             over.store(until == Until::First || outcome.is_err(), Ordering::Relaxed);
             outcome
         });
         let second_run = scope.spawn(|| {
             let outcome = wait_until_listening(port, &over)
-                .and_then(|()| second.run(&over, &mut |bytes| print(1, bytes)));
+                .and_then(|()| second.run_once(&over, &mut |bytes| print(1, bytes)));
             // Without its peer the first machine would only run out of time.
             useless.store(outcome.is_err(), Ordering::Relaxed);
             outcome
@@ -362,6 +387,26 @@ fn wait_until_listening(port: u16, over: &AtomicBool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let tries = |may_pass: bool, good_at: u32| {
+            let mut count = 0;
+            let result = again_if_it_may_pass(|| {
+                count += 1;
+                let error = Error::new("panicked");
+                if count == good_at {
+                    Ok(())
+                } else {
+                    Err(if may_pass { error.that_may_pass() } else { error })
+                }
+            });
+            (result.is_ok(), count)
+        };
+        assert_eq!(tries(true, 2), (true, 2));
+        assert_eq!(tries(true, 9), (false, 3));
+        assert_eq!(tries(false, 2), (false, 1));
+    }
 
     #[test]
     fn folders_of_dead_runs_are_known() {
