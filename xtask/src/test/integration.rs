@@ -180,7 +180,7 @@ fn machine<'a>(kernel: &'a Kernel, settings: &Settings, job: Job) -> Machine<'a>
     Machine {
         kernel,
         memory: kernel.row.memory,
-        time_limit: Duration::from_secs(if settings.full { 3600 } else { 900 }),
+        time_limit: Duration::from_secs(if settings.full { 5400 } else { 1800 }),
         wire: None,
         job,
     }
