@@ -4,6 +4,7 @@
 //! system call.
 
 pub mod cli;
+pub mod guard;
 pub mod kernel;
 pub mod netlink;
 pub mod paths;

@@ -16,6 +16,7 @@ mod explain;
 mod live;
 mod outcome;
 mod output;
+mod probe;
 mod question;
 mod rollback;
 mod sources;
@@ -30,7 +31,7 @@ use output::Output;
 #[command(
     name = "smc-policy",
     version,
-    after_help = "Exit codes: 0 ok; 1 the answer is no (deny, mixed, a failed test, drift); 2 usage, policy or \
+    after_help = "Exit codes: 0 ok; 1 the answer is no (deny, mixed, a failed test, drift, a peer that echoes); 2 usage, policy or \
                   configuration error; 3 the kernel or host lacks what is needed; 4 not permitted."
 )]
 pub struct Arguments {
@@ -60,6 +61,8 @@ enum Verb {
     Status(status::StatusArguments),
     /// Say what is decided for a peer, by which rule, and why.
     Explain(explain::ExplainArguments),
+    /// Find out which hosts echo TCP options, which speak SMC, and which do neither.
+    Probe(probe::ProbeArguments),
     /// Take the policy away: every connection negotiates as without the tool.
     Detach(detach::DetachArguments),
 }
@@ -75,6 +78,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Verb::Rollback(a) => rollback::run(&paths, &a, &mut out),
         Verb::Status(a) => status::run(&paths, &a, &mut out),
         Verb::Explain(a) => explain::run(&paths, &a, &mut out),
+        Verb::Probe(a) => probe::run(&paths, &a, &mut out),
         Verb::Detach(a) => detach::run(&paths, &a, &mut out),
     };
     let exit = match result {
