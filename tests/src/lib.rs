@@ -45,6 +45,7 @@ pub mod sys;
 pub mod tcp_counters;
 pub mod tool;
 pub mod trap;
+pub mod tun_peer;
 pub mod ueid;
 pub mod world;
 

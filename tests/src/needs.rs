@@ -52,6 +52,8 @@ pub enum Need {
     NonlinearRuns,
     /// A second host, joined with this one ([`crate::joined`]).
     Peer,
+    /// Filtering by nft.
+    Nft,
     /// Network address translation by nft.
     Nat,
     /// VLAN devices.
@@ -99,6 +101,10 @@ impl Need {
                     .all(|words| command::run("tc", &words.split_whitespace().collect::<Vec<_>>()).is_ok())
             }),
             Self::NonlinearRuns => is_kernel_since(6, 19),
+            Self::Nft => {
+                let rule = "table inet t { chain c { type filter hook input priority 0; }; }";
+                in_namespace(|| command::run_with("nft", &["-f", "-"], rule))
+            }
             Self::Nat => {
                 let rule =
                     "table ip nat { chain out { type nat hook postrouting priority 100; masquerade; }; }";
@@ -136,6 +142,7 @@ impl fmt::Display for Need {
             Self::Tcx => "tcx",
             Self::U32 => "u32 filters",
             Self::NonlinearRuns => "test runs on non-linear packets",
+            Self::Nft => "nft",
             Self::Nat => "NAT",
             Self::Vlan => "VLAN",
             Self::Ipip => "ipip",

@@ -41,8 +41,8 @@ pub(super) struct ProbeArguments {
     #[arg(long, value_name = "FILE")]
     file: Vec<PathBuf>,
     /// Probe the addresses and small networks that the installed policy, or that in PATH, allows outbound.
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    from_policy: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    from_policy: Option<Option<PathBuf>>,
     /// How long to wait for an answer to a SYN, which is sent again after a quarter and after half of it.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
     timeout: Duration,
@@ -64,8 +64,7 @@ pub(super) fn run(paths: &Paths, arguments: &ProbeArguments, out: &mut Output) -
     let mut wanted = named(arguments)?;
     let mut skipped = Vec::new();
     if let Some(path) = &arguments.from_policy {
-        let named: Vec<PathBuf> =
-            Some(path.clone()).filter(|path| !path.as_os_str().is_empty()).into_iter().collect();
+        let named: Vec<PathBuf> = path.iter().cloned().collect();
         let files = sources::read(paths, &named)?;
         let found = allowed(&check::usable(&files, out)?);
         wanted.extend(found.wanted);
@@ -86,7 +85,7 @@ pub(super) fn run(paths: &Paths, arguments: &ProbeArguments, out: &mut Output) -
     shown.clear();
     let reports = reports.map_err(|error| {
         let exit = match error {
-            ProbeError::NotPermitted => Exit::Permission,
+            ProbeError::NotPermitted | ProbeError::NotPermittedToNegotiate => Exit::Permission,
             ProbeError::Io(_) => Exit::Host,
         };
         Failure::new(exit, error.to_string())

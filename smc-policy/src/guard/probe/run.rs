@@ -56,15 +56,15 @@ pub enum ProbeError {
         "not permitted: probing sends raw SYNs, which needs CAP_NET_RAW; run as root, or grant the capability"
     )]
     NotPermitted,
+    /// The sockets that keep the kernel silent are not permitted.
+    #[error(
+        "not permitted: completing a handshake takes CAP_NET_ADMIN besides CAP_NET_RAW; run as root, grant it, or say \
+         --options-only to do without"
+    )]
+    NotPermittedToNegotiate,
     /// A socket could not be made or used.
     #[error("cannot open the sockets to probe with: {0}")]
     Io(#[from] io::Error),
-}
-
-impl ProbeError {
-    fn of_raw(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::PermissionDenied { Self::NotPermitted } else { Self::Io(error) }
-    }
 }
 
 /// Probes `targets`; the reports are in their order.
@@ -77,9 +77,11 @@ pub fn run(
     pace: Pace,
     mut tell: impl FnMut(Progress),
 ) -> Result<Vec<Report>, ProbeError> {
-    let reserved = ReservedPorts::new()?;
+    wire::check_permission().map_err(permission(ProbeError::NotPermitted))?;
+    let reserved =
+        ReservedPorts::new(settings.negotiate).map_err(permission(ProbeError::NotPermittedToNegotiate))?;
     let is_needed = |v4| targets.iter().any(|target| target.address.is_ipv4() == v4);
-    let wire = Wire::open(is_needed(true), is_needed(false), &reserved.ports).map_err(ProbeError::of_raw)?;
+    let wire = Wire::open(is_needed(true), is_needed(false), &reserved.ports)?;
     let mut random = Random::open()?;
     let mut probing = Probing {
         targets,
@@ -129,6 +131,11 @@ pub fn run(
         Report { target: target.clone(), finding: classify(&seen), seen }
     });
     Ok(reports.collect())
+}
+
+/// Makes `refused` of a refusal.
+fn permission(refused: ProbeError) -> impl FnOnce(io::Error) -> ProbeError {
+    move |error| if error.kind() == io::ErrorKind::PermissionDenied { refused } else { error.into() }
 }
 
 struct Probing<'a> {

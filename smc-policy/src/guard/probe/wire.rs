@@ -60,8 +60,8 @@ pub(super) struct ReservedPorts {
 }
 
 impl ReservedPorts {
-    /// Lets the kernel choose.
-    pub(super) fn new() -> io::Result<Self> {
+    /// Lets the kernel choose. `silent`: the kernel must not answer at those for negotiating.
+    pub(super) fn new(silent: bool) -> io::Result<Self> {
         let mut sockets = Vec::new();
         let mut port = |silent| {
             let (socket, port) = reserve(silent)?;
@@ -70,7 +70,7 @@ impl ReservedPorts {
         };
         let ports = Ports {
             syns: [port(false)?, port(false)?, port(false)?, port(false)?, port(false)?],
-            negotiations: [port(true)?, port(true)?],
+            negotiations: [port(silent)?, port(silent)?],
         };
         Ok(Self { ports, _sockets: sockets })
     }
@@ -79,7 +79,7 @@ impl ReservedPorts {
 /// A port of both address families. A socket that is bound and no more reserves it, and the kernel resets what comes to it.
 /// `silent`: the kernel must not, or it would end the connection that is made here. A listening socket whose filter takes
 /// nothing makes it drop what comes before it could be answered (`tcp_filter` in `tcp_v4_rcv`, net/ipv4/tcp_ipv4.c); the raw
-/// socket has its copy by then.
+/// socket has its copy by then. Such a filter on a TCP socket takes CAP_NET_ADMIN (seen on Linux 6.18).
 fn reserve(silent: bool) -> io::Result<(Socket, u16)> {
     let open = |v6: bool| {
         let (domain, any): (_, IpAddr) = if v6 {
@@ -104,6 +104,11 @@ fn reserve(silent: bool) -> io::Result<(Socket, u16)> {
     let port =
         address.map(|address| address.port()).ok_or_else(|| io::Error::other("a socket without a port"))?;
     Ok((socket, port))
+}
+
+/// Whether raw sockets are permitted.
+pub(super) fn check_permission() -> io::Result<()> {
+    Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::TCP)).map(drop)
 }
 
 /// The raw sockets of one address family.
