@@ -58,7 +58,9 @@ impl Class {
             Self::Smc => "SMC can be negotiated",
             Self::Unclear => "whether it speaks SMC is known only by negotiating",
             Self::Ignores => "takes no part in SMC; connections are plain TCP",
-            Self::Drops => "every SMC connection to it waits at least a second for a SYN without the option",
+            Self::Drops => {
+                "an SMC connection to it costs a second while a policy is in force (retransmit), and fails without one"
+            }
             Self::Strips => "SMC connections to it are plain TCP and lose ordinary options too",
             Self::Closed => "nobody listens on this port",
             Self::NoAnswer => "nothing can be said about SMC",
