@@ -3,8 +3,10 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
+use std::sync::atomic::AtomicBool;
 
 use serde_json::Value;
 use smc_policy_tests::tun_peer::{Style, TunPeers, ports};
@@ -39,7 +41,7 @@ fn open_connections() -> Vec<String> {
 }
 
 #[test]
-fn every_style_of_echo_and_every_plain_peer() {
+fn probe_tells_every_style_of_echo_from_plain_peers() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let peers = TunPeers::start();
@@ -108,7 +110,7 @@ fn every_style_of_echo_and_every_plain_peer() {
 }
 
 #[test]
-fn options_alone_leave_it_open_who_returns_only_the_smc_option() {
+fn probe_by_options_alone_leaves_it_open_who_returns_only_the_smc_option() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let peers = TunPeers::start();
@@ -130,7 +132,7 @@ fn options_alone_leave_it_open_who_returns_only_the_smc_option() {
 
 /// The rule that is printed keeps SMC off the peer: `explain` says so.
 #[test]
-fn the_rule_can_be_used_as_it_is_printed() {
+fn the_rule_that_probe_prints_can_be_used() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let _peers = TunPeers::start();
@@ -148,7 +150,7 @@ fn the_rule_can_be_used_as_it_is_printed() {
 }
 
 #[test]
-fn an_ordinary_listener_sees_nothing_and_keeps_nothing() {
+fn a_probed_listener_sees_nothing_and_keeps_nothing() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let home = Home::new();
@@ -177,7 +179,7 @@ fn an_ordinary_listener_sees_nothing_and_keeps_nothing() {
 
 /// Whoever has rules that swallow the kernel's resets is not the cause of half-open connections: the tool resets too.
 #[test]
-fn resets_come_from_the_tool_too() {
+fn resets_come_from_probe_too() {
     needs!(Root, Tool, Netns, Nft);
     netns::in_new_namespace(&[], || {
         let home = Home::new();
@@ -195,7 +197,7 @@ fn resets_come_from_the_tool_too() {
 }
 
 #[test]
-fn a_firewall_that_drops_kind_254() {
+fn probe_finds_a_firewall_that_drops_kind_254() {
     needs!(Root, Tool, Netns, Nft);
     netns::in_new_namespace(&[], || {
         let home = Home::new();
@@ -219,7 +221,7 @@ fn a_firewall_that_drops_kind_254() {
 
 /// A genuine SMC listener: SMC speaks, over both families, and is left with nothing.
 #[test]
-fn a_genuine_smc_peer() {
+fn probe_knows_a_genuine_smc_peer() {
     needs!(Root, Tool, Netns, Smc);
     let body = |lab: &Lab| {
         for (kind, ip) in [(Kind::AfSmc, "127.0.0.1"), (Kind::AfSmc6, "::1")] {
@@ -238,6 +240,12 @@ fn a_genuine_smc_peer() {
             assert_eq!(left, [""; 0], "connections at the listener");
             let text = lab.home.run(["probe", "--details", &target.to_string()]).ok().stdout;
             assert!(text.contains("genuine SMC"), "{text}");
+            for _ in 0..2 {
+                // What its application has of the two probes: connections without a byte.
+                let accepted = listener.accept(&AtomicBool::new(false)).expect("a connection of a probe");
+                let error = accepted.answer(&[1]).expect_err("no byte comes");
+                assert_eq!(error.error.kind(), ErrorKind::ConnectionReset, "{error}");
+            }
             if Need::SmcD.is_met() {
                 // It is as good as before.
                 lab::assert_smc(kind, None, &listener);
@@ -248,7 +256,7 @@ fn a_genuine_smc_peer() {
 }
 
 #[test]
-fn what_a_policy_allows() {
+fn probe_takes_what_a_policy_allows() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let _peers = TunPeers::start();
@@ -297,7 +305,7 @@ fn what_cannot_be_probed_is_said() {
 }
 
 #[test]
-fn without_a_port_three_are_tried() {
+fn probe_without_a_port_tries_three() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let home = Home::new();
@@ -313,7 +321,7 @@ fn without_a_port_three_are_tried() {
 
 /// Not more packets a second than asked for, and not more at a time.
 #[test]
-fn the_rate_is_kept() {
+fn probe_keeps_the_rate() {
     needs!(Root, Tool, Netns);
     netns::in_new_namespace(&[], || {
         let peers = TunPeers::start();
