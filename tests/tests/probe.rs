@@ -280,6 +280,24 @@ fn probe_takes_what_a_policy_allows() {
     });
 }
 
+/// A policy in force keeps the SMC option out of connections; a probe shows the peer all the same.
+#[test]
+fn probe_sees_the_peer_past_this_hosts_policy() {
+    needs!(Root, Tool, Netns, Bpffs);
+    netns::in_new_namespace(&[], || {
+        let _peers = TunPeers::start();
+        let home = Home::new();
+        home.write("etc/config.toml", "hook = \"tc\"\n");
+        let [target, _] = targets(Style::WholeBlock, ports::HTTP).map(|target| target.to_string());
+        let rule = "version = 1\n[[rule]]\nname = \"no\"\naction = \"deny\"\n";
+        home.write("etc/policy.d/policy.toml", rule);
+        home.run(["apply"]).ok();
+        home.run(["explain", &target]).expect_code(1);
+        let run = home.run(["probe", "--options-only", &target]).expect_code(1);
+        assert!(run.stdout.contains("echoes options"), "{run:#?}");
+    });
+}
+
 #[test]
 fn what_cannot_be_probed_is_said() {
     needs!(Root, Tool, Netns);

@@ -107,3 +107,188 @@ fn ended(outcome: &Outcome) -> String {
         Outcome::NoHandshake => "no handshake with the SMC option".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        cli::probe::document::Document,
+        guard::probe::{Observations, classify, options::Returned},
+    };
+
+    /// Answers to the five SYNs by what they return; `None`: silence.
+    fn report(address: &str, returned: [Option<&str>; 5], negotiations: Vec<Outcome>) -> Report {
+        let after = Duration::from_micros(1_234);
+        let answer = |names: Option<&str>| match names {
+            None => Answer::Silence,
+            Some(names) => {
+                let has = |name| names.split(' ').any(|one| one == name);
+                let returned = Returned {
+                    smc: has("smc"),
+                    unknown_253: has("253"),
+                    unknown_254: has("254"),
+                    canary: has("canary"),
+                    ordinary: [2].into(),
+                };
+                Answer::SynAck { returned, after }
+            }
+        };
+        let seen =
+            Observations { ping: Some(after), answers: returned.map(|r| Some(answer(r))), negotiations };
+        let target = Target { address: address.parse().unwrap(), name: None };
+        Report { finding: classify(&seen), target, seen }
+    }
+
+    fn reports() -> [Report; 3] {
+        let reply = Reply::Decline { diagnosis: Some(0x0307_0000) };
+        let block = [Some(""), Some("smc"), Some("253"), Some("254"), Some("smc canary")];
+        let mut dark = report("192.0.2.1:22", [None; 5], vec![]);
+        dark.seen.ping = None;
+        dark.target.name = Some("dark.example".into());
+        [
+            report("203.0.113.7:443", block, vec![Outcome::Silent]),
+            report(
+                "[2001:db8::7]:443",
+                [Some(""), Some("smc"), Some(""), Some(""), None],
+                vec![Outcome::Replied { reply }],
+            ),
+            dark,
+        ]
+    }
+
+    #[test]
+    fn what_people_read() {
+        let out = Output::new(false);
+        let skipped = ["rule lab: every peer".to_owned()];
+        insta::assert_snapshot!(text(&reports(), &skipped, false, &out), @r#"
+        203.0.113.7:443            ping 1.2 ms  echoes options
+        [2001:db8::7]:443          ping 1.2 ms  genuine SMC
+        dark.example 192.0.2.1:22  no ping      no answer
+
+        203.0.113.7:443
+          echoes options: looks like an SMC peer and is none: SMC connections to it fail
+          an SMC client's connect() hangs for 6 s and fails (ETIMEDOUT): its CLC proposal is not answered
+          to keep SMC away from it, put this rule before those that allow it, and `smc-policy apply`:
+            [[rule]]
+            name = "probe-203-0-113-7-443"
+            action = "deny"
+            direction = "outbound"
+            peers = ["203.0.113.7"]
+            ports = [443]
+            comment = "echoes options: found by smc-policy probe"
+
+        [2001:db8::7]:443
+          genuine SMC: SMC can be negotiated
+          a SYN with the SMC option and the canary is not answered
+
+        Allowed by the policy and not probed:
+          rule lab: every peer
+
+        3 targets probed, 1 echoes.
+        "#);
+        insta::assert_snapshot!(text(&reports()[1..2], &[], true, &out), @"
+        [2001:db8::7]:443  ping 1.2 ms  genuine SMC
+
+        [2001:db8::7]:443
+          genuine SMC: SMC can be negotiated
+          a SYN with the SMC option and the canary is not answered
+          SYN with ordinary options: SYN-ACK, 1.2 ms
+          SYN with the SMC option: SYN-ACK with smc, 1.2 ms
+          SYN with an unknown option (kind 253): SYN-ACK, 1.2 ms
+          SYN with an unknown option (kind 254): SYN-ACK, 1.2 ms
+          SYN with the SMC option and the canary: no answer
+          CLC proposal: CLC decline 0x03070000
+        ");
+    }
+
+    #[test]
+    fn what_programs_read() {
+        let reports = reports();
+        let document = serde_json::to_string_pretty(&Document::new(&reports[..1], &[])).unwrap();
+        insta::assert_snapshot!(document, @r#"
+        {
+          "echoes": 1,
+          "targets": [
+            {
+              "address": "203.0.113.7",
+              "port": 443,
+              "name": null,
+              "class": "echoes",
+              "meaning": "looks like an SMC peer and is none: SMC connections to it fail",
+              "notes": [
+                "an SMC client's connect() hangs for 6 s and fails (ETIMEDOUT): its CLC proposal is not answered"
+              ],
+              "ping_milliseconds": 1.234,
+              "syns": [
+                {
+                  "options": "plain",
+                  "answer": "syn-ack",
+                  "returned": [],
+                  "milliseconds": 1.234,
+                  "why": null
+                },
+                {
+                  "options": "smc",
+                  "answer": "syn-ack",
+                  "returned": [
+                    "smc"
+                  ],
+                  "milliseconds": 1.234,
+                  "why": null
+                },
+                {
+                  "options": "kind-253",
+                  "answer": "syn-ack",
+                  "returned": [
+                    "kind-253"
+                  ],
+                  "milliseconds": 1.234,
+                  "why": null
+                },
+                {
+                  "options": "kind-254",
+                  "answer": "syn-ack",
+                  "returned": [
+                    "kind-254"
+                  ],
+                  "milliseconds": 1.234,
+                  "why": null
+                },
+                {
+                  "options": "canary",
+                  "answer": "syn-ack",
+                  "returned": [
+                    "smc",
+                    "canary"
+                  ],
+                  "milliseconds": 1.234,
+                  "why": null
+                }
+              ],
+              "negotiations": [
+                {
+                  "outcome": "silent"
+                }
+              ],
+              "remedy": {
+                "kind": "rule",
+                "toml": "[[rule]]\nname = \"probe-203-0-113-7-443\"\naction = \"deny\"\ndirection = \"outbound\"\npeers = [\"203.0.113.7\"]\nports = [443]\ncomment = \"echoes options: found by smc-policy probe\"\n"
+              }
+            }
+          ],
+          "skipped": []
+        }
+        "#);
+        let other = serde_json::to_value(Document::new(&reports[1..], &[])).unwrap();
+        let targets = &other["targets"];
+        assert_eq!(targets[0]["negotiations"][0]["reply"]["diagnosis"], "0x03070000");
+        assert_eq!(targets[0]["syns"][4]["answer"], "none");
+        assert_eq!(
+            (&targets[1]["name"], &targets[1]["class"]),
+            (&"dark.example".into(), &"no-answer".into())
+        );
+        assert!(targets[1]["ping_milliseconds"].is_null() && targets[1]["remedy"].is_null());
+    }
+}
