@@ -40,18 +40,6 @@ pub struct Enforced<'a> {
     namespace: File,
 }
 
-/// Puts the policy (without its first line, the version) in force by this hook in the calling thread's network
-/// namespace. `config`: text of config.toml, without the hook.
-///
-/// # Panics
-/// When that is not possible.
-#[track_caller]
-pub fn enforce<'a>(lab: &'a Lab, policy: &str, config: &str, hook: Hook) -> Enforced<'a> {
-    let enforced = Enforced::nothing(lab);
-    enforced.change(policy, config, hook);
-    enforced
-}
-
 impl<'a> Enforced<'a> {
     /// No policy yet; [`Self::change`] puts one in force, for the calling thread's network namespace unless `namespaces`
     /// in config.toml says another.
@@ -63,8 +51,8 @@ impl<'a> Enforced<'a> {
         Self { lab, namespace }
     }
 
-    /// Puts another policy, other settings or another hook in the place of what is in force. Takes less time than to
-    /// begin anew.
+    /// Puts the policy (without its first line, the version) in force by this hook, in the place of what is in force.
+    /// `config`: text of config.toml, without the hook.
     ///
     /// # Panics
     /// When that is not possible.

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::connection::{End, Half, Kind, Listener, SIZES, Transport};
+use crate::connection::{Failure, Half, Kind, Listener, SIZES, Transport};
 use crate::sys;
 
 /// For the other machine to boot and for its longest step.
@@ -153,45 +153,43 @@ impl Joined {
         line.parse().unwrap_or_else(|_| panic!("the other host says {line:?}"))
     }
 
-    /// Makes a connection between sockets of this kind and uses it. `port`: the server's. What both ends say about
-    /// it, the same on both hosts.
+    /// Makes a connection between sockets of this kind and uses it. What both ends say about it, the same on both hosts.
     ///
     /// # Panics
     /// When the connection fails.
     #[track_caller]
     pub fn connect(&mut self, kind: Kind, address: IpAddr, port: u16) -> Met {
+        let opened = self.open(kind, address, port);
+        let met = opened.met;
+        self.close(opened);
+        met
+    }
+
+    /// As [`Self::connect`], and leaves it open.
+    ///
+    /// # Panics
+    /// When the connection fails.
+    #[track_caller]
+    pub fn open(&mut self, kind: Kind, address: IpAddr, port: u16) -> Opened {
         let address = SocketAddr::new(address, port);
-        let began;
-        let (half, end) = match self.role {
-            Role::Server => {
-                let listener = Listener::bind(kind, address);
-                self.step("listening");
-                began = Instant::now();
-                let half = listener.accept(&AtomicBool::new(false));
-                let half = half.unwrap_or_else(|failure| panic!("{kind:?} at {address}: {failure}"));
-                half.answer(SIZES).unwrap_or_else(|failure| panic!("{kind:?} at {address}: {failure}"));
-                let end = half.judge();
-                (half, end)
-            }
-            Role::Client => {
-                self.step("listening");
-                began = Instant::now();
-                let half = Half::connect(kind, None, address);
-                let half = half.unwrap_or_else(|failure| panic!("{kind:?} to {address}: {failure}"));
-                half.ask(SIZES).unwrap_or_else(|failure| panic!("{kind:?} to {address}: {failure}"));
-                let end = half.judge();
-                (half, end)
-            }
+        let listener = (self.role == Role::Server).then(|| Listener::bind(kind, address));
+        self.step("listening");
+        let began = Instant::now();
+        let made = || {
+            let half = match &listener {
+                Some(listener) => listener.accept(&AtomicBool::new(false))?,
+                None => Half::connect(kind, None, address)?,
+            };
+            self.talk(&half)?;
+            let whole = began.elapsed();
+            let transport = half.judge()?.transport;
+            Ok((half, whole, transport))
         };
-        let whole_time = began.elapsed();
-        let end: End = end.expect("the kernel tells");
-        let ours = Told { transport: end.transport, connect: half.time, whole: whole_time };
+        let (half, whole, transport) =
+            made().unwrap_or_else(|failure: Failure| panic!("{kind:?}, {address}: {failure}"));
+        let ours = Told { transport, connect: half.time, whole };
         let theirs: Told = self.swap(&ours);
         let (client, server) = if self.role == Role::Client { (ours, theirs) } else { (theirs, ours) };
-        if self.role == Role::Client {
-            half.finish().expect("finished");
-        }
-        half.close().expect("closed");
         let met = Met {
             client: client.transport,
             server: server.transport,
@@ -201,8 +199,44 @@ impl Joined {
         if self.role == Role::Client {
             println!("  {kind:?} to {address}: {met}");
         }
-        met
+        Opened { half, met }
     }
+
+    /// Sends data both ways over an open connection, verified.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[track_caller]
+    pub fn use_again(&mut self, opened: &Opened) {
+        self.talk(&opened.half).unwrap_or_else(|failure| panic!("{failure}: {}", opened.met));
+    }
+
+    /// Closes a connection in order.
+    ///
+    /// # Panics
+    /// When more bytes come, or no end.
+    #[track_caller]
+    pub fn close(&mut self, opened: Opened) {
+        if self.role == Role::Client {
+            opened.half.finish().expect("finished");
+        }
+        opened.half.close().expect("closed");
+    }
+
+    fn talk(&self, half: &Half) -> Result<(), Failure> {
+        match self.role {
+            Role::Server => half.answer(SIZES),
+            Role::Client => half.ask(SIZES),
+        }
+    }
+}
+
+/// A connection that is open.
+#[derive(Debug)]
+pub struct Opened {
+    half: Half,
+    /// What became of it.
+    pub met: Met,
 }
 
 /// What one host says about its end, as a line.

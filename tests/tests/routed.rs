@@ -225,6 +225,41 @@ fn translated_by_the_connecting_host() {
     }
 }
 
+/// A port that the accepting host redirects to another one of its own: by hs_ctrl the connection is judged, by the port of
+/// its socket. Where SYNs arrive, tc finds no socket for the port on the wire: it leaves them alone and counts them.
+#[test]
+fn redirected_by_the_accepting_host() {
+    needs!(Root, Netns, Tool, Bpffs, Smc, SmcDiag);
+    ueid::ensure().unwrap();
+    let world = Routed::new();
+    let there = Routed::SERVER[0];
+    translate(
+        &world.server,
+        &format!(
+            "table ip nat {{
+                chain in {{ type nat hook prerouting priority -100; tcp dport 8080 redirect to {ONE}; }}
+            }}"
+        ),
+        &format!(
+            "table ip nat {{
+                chain in {{ type filter hook prerouting priority -300; tcp dport 8080 tcp dport set {ONE}; }}
+                chain out {{ type filter hook postrouting priority 100; tcp sport {ONE} tcp sport set 8080; }}
+            }}"
+        ),
+    );
+    let listener = world.server.listen(Kind::AfSmc, there, ONE);
+    let policy = deny("inbound", &[&format!("ports = [{ONE}]")]);
+    let lab = Lab::default();
+    let enforced = Enforced::nothing(&lab);
+    for hook in Hook::all() {
+        enforced.change(&policy, &only_at(&[&world.server]), hook);
+        let outcome = world.exchange(Kind::AfSmc, SocketAddr::new(ip(there), 8080), &listener);
+        assert_eq!((outcome.client.peer.port(), outcome.server.local.port()), (8080, ONE));
+        assert_is(hook == Hook::HsCtrl, &hook.to_string(), &outcome);
+        assert_eq!(lab.status()["counters"]["no_listener"], 1, "{hook}");
+    }
+}
+
 /// A host's port that is a container's: the connection is the container's, in whose namespace it is judged, by the
 /// addresses there.
 #[test]

@@ -45,6 +45,7 @@ fn a_second_instead_of_a_failure() {
     let lab = Lab::default();
     let enforced = Enforced::nothing(&lab);
     let config = |retransmit: &str| format!("retransmit = \"{retransmit}\"\n{}", only_at(&[&world.client]));
+    let mut relieved = 0;
     for hook in Hook::all() {
         enforced.change(POLICY, &config("plain"), hook);
         for (kind, listener) in &listeners {
@@ -58,7 +59,10 @@ fn a_second_instead_of_a_failure() {
             );
             assert_eq!(syns(), [true, false], "{hook}");
         }
+        relieved += listeners.len();
+        assert_eq!(lab.status()["counters"]["plain_retransmissions"], relieved, "{hook}");
         enforced.change(POLICY, &config("keep"), hook);
         fails(&format!("{hook}, keep"));
+        assert_eq!(lab.status()["counters"]["plain_retransmissions"], relieved, "{hook}, keep");
     }
 }
