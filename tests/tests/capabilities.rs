@@ -82,6 +82,10 @@ fn the_capabilities_of_a_lab_kernel_are_what_is_known_of_it() {
     }
     assert_eq!(document["kernel"], fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim());
     let Ok(kernel) = std::env::var("SMC_POLICY_KERNEL") else { return };
+    if !Need::LabKernel.is_met() {
+        // A host has whatever it has.
+        return;
+    }
     let lacks = lacks(&kernel);
     for name in NAMES {
         let expected = lacks.iter().find(|(lacking, _)| *lacking == name).map_or("yes", |(_, has)| has);
