@@ -77,6 +77,8 @@ struct ApplyDocument<'a> {
     why_tc: Option<&'a str>,
     /// Devices that have programs now and had none.
     attached: &'a [String],
+    /// The foreign smc_hs_ctrl that is selected again.
+    restored: Option<&'a str>,
     mode: &'static str,
     generation: u64,
     /// "none", "confirmed", "first", "switched" or "replaced".
@@ -172,6 +174,9 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
     if !outcome.attached.is_empty() {
         out.text(&format!("  programs attached to {}", outcome.attached.join(", ")));
     }
+    if let Some(name) = &outcome.restored {
+        out.text(&format!("  net.smc.hs_ctrl is '{name}' again"));
+    }
     if let Some(live) = live.as_ref().filter(|l| !l.is_empty()) {
         let (number, verb) =
             (count(live.len(), "live SMC connection"), if observe { "would deny" } else { "denies" });
@@ -184,6 +189,7 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
         hook: outcome.hook,
         why_tc: outcome.why_tc.as_deref(),
         attached: &outcome.attached,
+        restored: outcome.restored.as_deref(),
         mode,
         generation: n,
         change: match outcome.change {

@@ -14,7 +14,7 @@ use super::{
     sources,
 };
 use crate::{
-    kernel::{instance::Instance, state::State},
+    kernel::{hs_ctrl::Selected, instance::Instance, state::State},
     paths::Paths,
     policy::{
         Action, Explanation, Policy, Question, Slots, decide,
@@ -57,6 +57,8 @@ struct ExplainDocument<'a> {
     only_observed: bool,
     /// The files say something else than what is in force.
     files_differ: bool,
+    /// Somebody else's smc_hs_ctrl, which decides as well.
+    beside: Option<&'a str>,
     #[serde(flatten)]
     explanation: &'a Explanation,
 }
@@ -108,6 +110,7 @@ struct Judge {
 struct InForce {
     generation: u64,
     files_differ: bool,
+    beside: Option<String>,
     instance: Instance,
     slots: Slots,
 }
@@ -140,6 +143,7 @@ fn explain_peer(
     };
     let only_observed = judge.observe && answer.action != Overall::Allow;
     let files_differ = judge.in_force.as_ref().is_some_and(|f| f.files_differ);
+    let beside = judge.in_force.as_ref().and_then(|f| f.beside.as_deref());
     out.json(&ExplainDocument {
         peer: ip,
         port,
@@ -150,11 +154,15 @@ fn explain_peer(
         mode: super::apply::mode_name(judge.observe),
         only_observed,
         files_differ,
+        beside,
         explanation: &answer,
     });
     out.text(&text(&arguments.subject, direction, &answer, out));
     if only_observed {
         out.text("Observe mode: the connection may negotiate SMC nevertheless.");
+    }
+    if let Some(name) = beside {
+        out.text(&format!("Note: {}.", super::status::beside(name)));
     }
     if files_differ {
         out.text("Note: the policy files have changed since; this is what is in force. `smc-policy status` says more.");
@@ -206,7 +214,11 @@ fn in_force(paths: &Paths) -> Result<Option<Judge>, Failure> {
         )
     })?;
     let files_differ = super::status::files_differ(paths, &record);
-    let in_force = InForce { generation: record.generation, files_differ, instance, slots };
+    let beside = match state.selected {
+        Selected::Foreign(name) => Some(name),
+        _ => None,
+    };
+    let in_force = InForce { generation: record.generation, files_differ, beside, instance, slots };
     Ok(Some(Judge { policy, observe: record.config.observe, in_force: Some(in_force) }))
 }
 

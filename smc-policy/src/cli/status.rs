@@ -155,10 +155,19 @@ pub(super) fn run(paths: &Paths, arguments: &StatusArguments, out: &mut Output) 
     Ok(if document.ok { Exit::Ok } else { Exit::No })
 }
 
+/// The command that applies the same files again, the same way.
+fn apply_command(record: &Record) -> String {
+    let mut words = vec!["smc-policy apply".to_owned()];
+    words.extend(record.overrides.hook.map(|hook| format!("--hook {}", hook.word())));
+    words.extend(record.overrides.observe.map(|observe| format!("--mode {}", mode_name(observe))));
+    words.extend(record.config_file.iter().map(|file| format!("--config {}", file.display())));
+    words.extend(record.origin.iter().map(|path| path.display().to_string()));
+    format!("`{}`", words.join(" "))
+}
+
 /// What differs between the policy in force and the files it was read from, with the command that applies them.
 fn drift(paths: &Paths, record: &Record) -> Option<String> {
-    let origin: Vec<_> = record.origin.iter().map(|p| format!(" {}", p.display())).collect();
-    let apply = format!("`smc-policy apply{}`", origin.concat());
+    let apply = apply_command(record);
     match sources::read(paths, &record.origin) {
         Ok(now) if record::digest(&now) == record.digest => None,
         Ok(_) => Some(format!("the policy files differ from what is in force: {apply}")),
@@ -175,7 +184,7 @@ pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
 fn config_drift(paths: &Paths, record: &Record) -> Option<String> {
     match config::read_quietly(paths, record.config_file.as_deref()) {
         Ok(now) if record.overrides.over(now.clone()) == record.config => None,
-        Ok(_) => Some("config.toml differs from what is in force: `smc-policy apply`".to_owned()),
+        Ok(_) => Some(format!("config.toml differs from what is in force: {}", apply_command(record))),
         Err(e) => Some(format!("config.toml cannot be compared with what is in force: {}", e.message)),
     }
 }
@@ -183,7 +192,13 @@ fn config_drift(paths: &Paths, record: &Record) -> Option<String> {
 /// Would an apply choose another hook now?
 fn other_hook(record: &Record) -> Option<String> {
     let (now, _) = hook::choose(record.config.hook).ok()?;
-    (now != record.hook).then(|| format!("the hook {now} can be used now: `smc-policy apply` moves to it"))
+    let apply = apply_command(record);
+    (now != record.hook).then(|| format!("the hook {now} can be used now: {apply} moves to it"))
+}
+
+/// A foreign smc_hs_ctrl decides beside the tc programs.
+pub(super) fn beside(name: &str) -> String {
+    format!("net.smc.hs_ctrl is '{name}', which is not smc-policy's: it may deny what this policy allows")
 }
 
 /// The hook that the instance in force is called by, also without a record.
@@ -212,6 +227,12 @@ fn coverage(
         }]);
     };
     let scope = Scope { paths, hook: record.hook, config: &record.config };
+    let apply = apply_command(record);
+    if instance.has_traces_of_other(record.hook)? {
+        findings.push(format!(
+            "an apply that changed the hook was killed: something of the other hook is left, which {apply} removes"
+        ));
+    }
     let coverage = enforce::inspect(&scope, instance)?;
     findings.extend(coverage.gaps.into_iter().map(|what| format!("not covered: {what}")));
     notes.extend(coverage.unreached.into_iter().map(|id| {
@@ -223,14 +244,15 @@ fn coverage(
     for namespace in coverage.namespaces {
         let of = if namespace.is_own { String::new() } else { format!(" of {}", namespace.found) };
         if let Some(problem) = &namespace.problem {
-            findings.push(format!("{} is not covered: {problem}: `smc-policy apply`", namespace.found));
+            findings.push(format!("{} is not covered: {problem}: {apply}", namespace.found));
         }
         for device in &namespace.devices {
             let name = &device.name;
             match (&device.way, &device.problem) {
                 (Some(_), _) => {}
-                (None, None) => findings
-                    .push(format!("{name}{of} is not covered: `smc-policy apply` attaches the programs")),
+                (None, None) => {
+                    findings.push(format!("{name}{of} is not covered: {apply} attaches the programs"))
+                }
                 (None, Some(problem)) => findings.push(format!("{name}{of} is not covered: {problem}")),
             }
             if !device.ahead.is_empty() {
@@ -266,7 +288,7 @@ fn selected_name(selected: &Selected) -> String {
 fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure> {
     let mut findings: Vec<String> = state.trouble(paths).into_iter().collect();
     let mut notes = Vec::new();
-    if state.selected == Selected::None && state.instance.is_none() {
+    if state.selected == Selected::None && state.instance.is_none() && !state.is_orphaned {
         findings.push("no policy is in force: `smc-policy apply`".to_owned());
     }
     if let Some(instance) = &state.instance
@@ -275,6 +297,9 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         findings.push(
             "other programs than this version's are loaded: `smc-policy apply` replaces them".to_owned(),
         );
+    }
+    if let (Selected::Foreign(name), Some(_)) = (&state.selected, &state.instance) {
+        notes.push(beside(name));
     }
     let unconfirmed = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
     if let Some(record) = &state.record {

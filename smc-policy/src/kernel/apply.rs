@@ -1,9 +1,13 @@
 //! Puts a policy in force.
 //!
-//! Every change is one store: of the generation number when the instance in force can hold the policy, of the
-//! namespace's choice of instance otherwise. A replacement has two phases: the new instance is first given the policy
-//! *in force* and selected (both instances decide alike), then the new policy is one store like any other. Killed
-//! anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
+//! Every change of the policy is one store of a generation number. What else changes (hook, devices, namespaces, programs,
+//! the size of tables) changes before or after it, while the old way and the new one decide alike:
+//!
+//! - a new instance is first given the policy *in force* and takes the old one's place everywhere, then the new policy is
+//!   one store; smaller tables follow after it in the same way;
+//! - another hook, device or namespace is added before the store, and what is not to be is taken away after it.
+//!
+//! Killed anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +26,9 @@ use super::{
     record::{self, Overrides, Record},
     replaced,
     state::State,
-    store,
+    store, tc,
     unconfirmed::{self, Unconfirmed},
+    unsettled,
 };
 use crate::{
     paths::Paths,
@@ -83,6 +88,8 @@ pub struct Outcome {
     pub why_tc: Option<String>,
     /// Devices that have programs now and had none.
     pub attached: Vec<String>,
+    /// The foreign smc_hs_ctrl that is selected again, now that the policy is enforced by the other hook.
+    pub restored: Option<String>,
     /// What did not work without harm to the policy in force.
     pub warnings: Vec<String>,
 }
@@ -124,9 +131,7 @@ impl Compiled {
     }
 
     fn needs(&self) -> Sizes {
-        let defaults = [self.slots.default_outbound, self.slots.default_inbound];
-        let slots = self.slots.rules.iter().copied().chain(defaults);
-        Sizes { cells: self.tables.cells.len() as u32, slots: slots.max().unwrap_or(0) + 1 }
+        Sizes { cells: self.tables.cells.len() as u32, slots: self.slots.all().max().unwrap_or(0) + 1 }
     }
 }
 
@@ -177,13 +182,14 @@ pub(super) fn locked(
     pinned::refuse_other_namespaces(&paths.pins())?;
     guard::Shared::check(&paths.pins())?;
     let (hook, why_tc) = hook::choose(request.config.hook)?;
-    if hook == Hook::HsCtrl {
+    if hook == Hook::HsCtrl || matches!(state.selected, Selected::Ours(_)) {
         hs_ctrl::check_writable()?;
-        if let Selected::Foreign(name) = &state.selected
-            && !request.replace_foreign
-        {
-            return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
-        }
+    }
+    if hook == Hook::HsCtrl
+        && let Selected::Foreign(name) = &state.selected
+        && !request.replace_foreign
+    {
+        return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
     }
     let compiled = match early {
         Some((record, compiled)) if record == state.record => compiled,
@@ -196,8 +202,12 @@ pub(super) fn locked(
         paths,
         request,
         selected: state.selected.clone(),
+        is_orphaned: state.is_orphaned,
+        had_shared: guard::Shared::folder(&paths.pins()).exists(),
+        is_unsettled: false,
         waits,
         attached: Vec::new(),
+        restored: None,
         warnings: Vec::new(),
     };
     apply.recover(&state);
@@ -212,35 +222,27 @@ pub(super) fn locked(
     match apply.run(state, &compiled) {
         Ok(outcome) => Ok(Outcome { why_tc, ..outcome }),
         Err(e) => {
-            clean_up(paths);
+            apply.clean_up();
             Err(capability::explain_refusal(e).into())
         }
     }
 }
 
-/// After an apply that failed half way: removes what it made and is not in force. The error in hand says more than one
-/// of this would, and the next apply does the same again.
-fn clean_up(paths: &Paths) {
-    let Ok(state) = State::read(paths) else { return };
-    if !matches!(state.selected, Selected::Ours(_)) {
-        let _ = replaced::forget(&paths.run);
-    }
-    pinned::remove_others(&paths.pins(), state.instance.as_ref().map(Instance::id));
-    let _ = store::recover(&paths.state, state.record.as_ref());
-    if unconfirmed::read(&paths.run, state.record.as_ref()).is_ok_and(|u| u.is_none()) {
-        let _ = unconfirmed::clear(&paths.run);
-    }
-    record::prune(&paths.run, state.record.map(|r| r.generation));
-}
-
 struct Apply<'a> {
     paths: &'a Paths,
     request: &'a Request<'a>,
-    /// What was selected when the work began.
+    /// What this namespace has selected.
     selected: Selected,
+    /// Programs decide of which nothing is known.
+    is_orphaned: bool,
+    /// A quarantine was there.
+    had_shared: bool,
+    /// Something could not be taken away: the next apply is to try again.
+    is_unsettled: bool,
     /// The policy in force, if it waits for confirmation.
     waits: Option<Unconfirmed>,
     attached: Vec<String>,
+    restored: Option<String>,
     warnings: Vec<String>,
     scope: Scope<'a>,
 }
@@ -257,51 +259,75 @@ impl Apply<'_> {
         }
     }
 
+    /// After it failed half way: what was in force is where it was and nowhere else, and what was made for the new policy is
+    /// removed. The error in hand says more than one of this would, and the next apply does the same again.
+    fn clean_up(&self) {
+        let (paths, pins) = (self.paths, self.paths.pins());
+        let Ok(state) = State::read(paths) else { return };
+        let released = match (&state.instance, &state.record) {
+            // Somebody has chosen another meanwhile.
+            (Some(_), Some(Record { hook: Hook::HsCtrl, .. })) if matches!(&state.selected, Selected::Foreign(name) if self.restored.as_ref() != Some(name)) => {
+                None
+            }
+            (Some(instance), Some(record)) => {
+                let scope = Scope { paths, hook: record.hook, config: &record.config };
+                let established = enforce::establish(&scope, instance, &state.selected);
+                Some(established.and_then(|_| enforce::release(paths, Some((&scope, instance)))))
+            }
+            // What it says is not known, nor where it is to be: it stays as it is.
+            (Some(_), None) => None,
+            // Its pins are gone, and it goes on.
+            (None, _) if self.is_orphaned || matches!(state.selected, Selected::Ours(_)) => None,
+            (None, _) => Some(enforce::release(paths, None)),
+        };
+        if released.is_some_and(|r| r.is_ok_and(|released| released.problems.is_empty())) {
+            let _ = unsettled::clear(&paths.run);
+        }
+        if !matches!(hs_ctrl::selected_if_there(), Ok(Selected::Ours(_))) {
+            let _ = replaced::forget(&paths.run);
+        }
+        pinned::remove_others(&pins, state.instance.as_ref().map(Instance::id));
+        if !self.had_shared {
+            let _ = guard::Shared::remove(&pins);
+            pinned::remove_empty(&pins);
+        }
+        let _ = store::recover(&paths.state, state.record.as_ref());
+        if unconfirmed::read(&paths.run, state.record.as_ref()).is_ok_and(|u| u.is_none()) {
+            let _ = unconfirmed::clear(&paths.run);
+        }
+        record::prune(&paths.run, state.record.map(|r| r.generation));
+    }
+
     /// Is it the policy in force?
     fn is_in_force(&self, state: &State) -> bool {
-        state.record.as_ref().is_some_and(|r| {
-            r.digest == record::digest(self.request.sources)
-                && r.config == *self.request.config
-                && r.hook == self.scope.hook
-        })
+        state.record.as_ref().is_some_and(|record| self.is_same(record))
+    }
+
+    /// Does the record say the same policy, enforced the same way?
+    fn is_same(&self, record: &Record) -> bool {
+        record.digest == record::digest(self.request.sources)
+            && record.config == *self.request.config
+            && record.hook == self.scope.hook
     }
 
     fn run(&mut self, state: State, compiled: &Compiled) -> Result<Outcome, KernelError> {
-        let same = self.is_in_force(&state);
-        let (generation, change, before) = match (state.instance, state.record) {
-            (Some(instance), Some(before)) => {
-                let (sizes, needs) = (instance.info().sizes, compiled.needs());
-                let current = self.is_current(&instance);
-                let wasteful = is_wasteful(sizes, needs);
-                if current && fits(sizes, needs) && !wasteful {
-                    self.establish(&instance)?;
-                    if before.config != *self.request.config || before.hook != self.scope.hook {
-                        self.release(&instance);
-                    }
-                    if same {
-                        let change = self.keep(&instance, &before);
-                        (before.generation, change, Some(before))
-                    } else {
-                        let generation = self.switch(&instance, &before, compiled)?;
-                        self.tidy(&instance, None);
-                        (generation, Change::Switched, Some(before))
-                    }
-                } else {
-                    let generation = match before.policy().filter(|_| !wasteful) {
-                        Some((policy, slots)) => {
-                            self.replace(&instance, &before, &policy, &slots, compiled)?
-                        }
-                        // Smaller tables, or another version's record: one switch of the namespace is as whole as two
-                        // phases.
-                        None => self.start(Some((&instance, Some(&before))), compiled)?,
-                    };
-                    (generation, Change::Replaced, Some(before))
-                }
+        let before = state.record;
+        let (generation, change) = match &state.instance {
+            Some(instance) if self.is_current(instance) && fits(instance.info().sizes, compiled.needs()) => {
+                self.in_place(instance, before.as_ref(), compiled)?
             }
-            (Some(instance), None) => {
-                (self.start(Some((&instance, None)), compiled)?, Change::Replaced, None)
+            Some(instance) => {
+                let in_force = before.as_ref().and_then(|record| Some((record, record.policy()?)));
+                let generation = match in_force {
+                    Some((record, (policy, slots))) => {
+                        self.replace(instance, record, &policy, &slots, compiled)?
+                    }
+                    // What is in force is not known, or in a record of another version.
+                    None => self.start(Some((instance, before.as_ref())), compiled)?,
+                };
+                (generation, Change::Replaced)
             }
-            (None, _) => (self.start(None, compiled)?, Change::First, None),
+            None => (self.start(None, compiled)?, Change::First),
         };
         Ok(Outcome {
             generation,
@@ -310,8 +336,72 @@ impl Apply<'_> {
             hook: self.scope.hook,
             why_tc: None,
             attached: std::mem::take(&mut self.attached),
+            restored: self.restored.take(),
             warnings: std::mem::take(&mut self.warnings),
         })
+    }
+
+    /// On the instance in force, which can hold the policy.
+    fn in_place(
+        &mut self,
+        instance: &Instance,
+        before: Option<&Record>,
+        compiled: &Compiled,
+    ) -> Result<(u64, Change), KernelError> {
+        // A killed replacement left some of its programs, perhaps: they would go on with the old policy.
+        let others = pinned::ids(&self.paths.pins())?.iter().any(|id| id != instance.id());
+        let moves = others
+            || unsettled::is_set(&self.paths.run)
+            || before.is_none_or(|b| b.config != *self.request.config || b.hook != self.scope.hook)
+            || instance.has_traces_of_other(self.scope.hook)?;
+        if moves {
+            unsettled::set(&self.paths.run)?;
+        }
+        self.establish(instance)?;
+        if others {
+            self.release(instance);
+        }
+        let (generation, change) = match before.filter(|before| self.is_same(before)) {
+            Some(before) => (before.generation, self.keep(before)),
+            None => (self.switch(instance, before, compiled)?, Change::Switched),
+        };
+        if moves {
+            self.release(instance);
+        }
+        let small = if is_wasteful(instance.info().sizes, compiled.needs()) {
+            self.shrink(instance, generation, compiled)
+        } else {
+            None
+        };
+        let small_or_same = small.as_ref().unwrap_or(instance);
+        self.tidy(small_or_same, None);
+        Ok((generation, if small.is_some() { Change::Replaced } else { change }))
+    }
+
+    /// The policy in force moves to tables of the size that it needs: both decide alike. The policy is in force: what goes
+    /// wrong is no failure.
+    fn shrink(&mut self, large: &Instance, generation: u64, compiled: &Compiled) -> Option<Instance> {
+        let made = self.create(compiled.needs()).and_then(|mut small| {
+            small.fill(generation, &compiled.tables.cells)?;
+            small.switch(generation);
+            small.complete(&self.paths.pins())?;
+            self.establish(&small)?;
+            Ok(small)
+        });
+        match made {
+            Ok(small) => {
+                self.release(&small);
+                self.carry(large, compiled.slots.all(), &small);
+                Some(small)
+            }
+            Err(e) => {
+                self.warnings.push(format!("the tables stay larger than they need be: {e}"));
+                let back = self.establish(large);
+                self.warn(back);
+                self.release(large);
+                None
+            }
+        }
     }
 
     /// Does it run this version's programs, registered as they are to be?
@@ -329,6 +419,7 @@ impl Apply<'_> {
     /// Makes the instance decide wherever it is to.
     fn establish(&mut self, instance: &Instance) -> Result<(), KernelError> {
         let done = enforce::establish(&self.scope, instance, &self.selected)?;
+        self.selected = done.selected;
         self.attached.extend(done.attached);
         self.warnings.extend(done.gaps);
         Ok(())
@@ -336,22 +427,37 @@ impl Apply<'_> {
 
     /// Takes away what decided before, wherever it did.
     fn release(&mut self, instance: &Instance) {
+        // A SYN that the one hook has let pass may still be on its way to where the other one is asked.
+        let waited = wait_for_programs();
+        self.warn(waited);
         match enforce::release(self.paths, Some((&self.scope, instance))) {
-            Ok(released) => self.warnings.extend(released.problems),
-            Err(e) => self.warnings.push(e.to_string()),
+            Ok(released) => {
+                self.restored = released.restored.or(self.restored.take());
+                self.is_unsettled |= !released.problems.is_empty();
+                self.warnings.extend(released.problems);
+            }
+            Err(e) => {
+                self.is_unsettled = true;
+                self.warnings.push(e.to_string());
+            }
         }
     }
 
     /// The policy is in force already: what does not change the kernel may still be wrong.
-    fn keep(&mut self, instance: &Instance, before: &Record) -> Change {
-        if before.origin != self.request.origin {
-            let record = Record { origin: self.request.origin.to_owned(), ..before.clone() };
-            let written = record::write(&record::path_of(&self.paths.run, record.generation), &record);
+    fn keep(&mut self, before: &Record) -> Change {
+        let Request { origin, overrides, config_file, .. } = *self.request;
+        let now = Record {
+            origin: origin.to_owned(),
+            overrides,
+            config_file: config_file.map(Path::to_owned),
+            ..before.clone()
+        };
+        if now != *before {
+            let written = record::write(&record::path_of(&self.paths.run, now.generation), &now);
             self.warn(written);
         }
-        let healed = store::heal(&self.paths.state, before);
+        let healed = store::heal(&self.paths.state, &now);
         self.warn(healed);
-        self.tidy(instance, None);
         if self.waits.is_none() {
             return Change::None;
         }
@@ -360,25 +466,31 @@ impl Apply<'_> {
         Change::Confirmed
     }
 
+    /// A new instance, which is to take the place of what there is.
     fn create(&self, needs: Sizes) -> Result<Instance, KernelError> {
+        unsettled::set(&self.paths.run)?;
         Instance::create(&self.paths.pins(), room_for(needs), self.is_inheritable())
     }
 
-    /// One store on an instance that holds the policy in force.
+    /// One store on an instance that holds the policy in force. `before`: its record, if there is one.
     fn switch(
         &mut self,
         instance: &Instance,
-        before: &Record,
+        before: Option<&Record>,
         compiled: &Compiled,
     ) -> Result<u64, KernelError> {
-        let generation = before.generation + 1;
+        let in_force = instance.generation();
+        let generation = match before {
+            Some(_) => in_force + 1,
+            None => record::unused(&self.paths.run, in_force),
+        };
         // The idle table was in force before the last switch: whoever began to read it then must have ended.
         wait_for_programs()?;
         for slot in &compiled.fresh {
             instance.clear_slot(*slot)?;
         }
         instance.fill(generation, &compiled.tables.cells)?;
-        self.record(generation, Some(before), compiled)?;
+        self.record(generation, before, compiled)?;
         wait_for_programs()?;
         instance.switch(generation);
         self.settle();
@@ -410,39 +522,43 @@ impl Apply<'_> {
         self.establish(&new)?;
         self.release(&new);
         self.carry(old, before.slots(), &new);
-        let generation = self.switch(&new, before, compiled)?;
+        let generation = self.switch(&new, Some(before), compiled)?;
         self.tidy(&new, Some(old.id()));
         Ok(generation)
     }
 
-    /// A new instance with the new policy; the namespace's choice is the one store.
-    /// `old`: what is in force, with its record if that is known.
+    /// A new instance with the new policy. `old`: what is in force, of which the policy is not known, with its record if
+    /// there is one.
     fn start(
         &mut self,
         old: Option<(&Instance, Option<&Record>)>,
         compiled: &Compiled,
     ) -> Result<u64, KernelError> {
-        // Above every number that is or was in force: no record must be taken for that of another generation.
-        let in_force = old.map(|(instance, _)| instance.generation());
-        let generation = record::highest(&self.paths.run).max(in_force).unwrap_or(0) + 1;
-        let mut new = self.create(compiled.needs())?;
-        new.fill(generation, &compiled.tables.cells)?;
-        new.switch(generation);
-        self.record(generation, old.and_then(|(_, record)| record), compiled)?;
-        new.complete(&self.paths.pins())?;
-        self.establish(&new)?;
-        self.settle();
-        self.release(&new);
-        if let Some((old, Some(_))) = old {
-            let kept = compiled.slots.rules.iter().copied().filter(|slot| !compiled.fresh.contains(slot));
-            let defaults = [compiled.slots.default_outbound, compiled.slots.default_inbound];
-            self.carry(old, kept.chain(defaults), &new);
-        }
-        let old = match &self.selected {
+        let in_force = old.map_or(0, |(instance, _)| instance.generation());
+        let generation = record::unused(&self.paths.run, in_force);
+        let lost = match &self.selected {
             Selected::Ours(id) => Some(id.clone()),
             _ => None,
         };
-        self.tidy(&new, old.as_deref());
+        let mut new = self.create(compiled.needs())?;
+        new.fill(generation, &compiled.tables.cells)?;
+        if old.is_some() || self.is_orphaned || self.scope.hook == Hook::HsCtrl {
+            // The namespace's choice is the one store; and what the old one decides is not to end before the new begins.
+            new.switch(generation);
+        }
+        self.record(generation, old.and_then(|(_, record)| record), compiled)?;
+        new.complete(&self.paths.pins())?;
+        self.establish(&new)?;
+        // Devices, of which there are many, allowed everything until here.
+        wait_for_programs()?;
+        new.switch(generation);
+        self.settle();
+        self.release(&new);
+        if let Some((old, Some(_))) = old {
+            let kept = compiled.slots.all().filter(|slot| !compiled.fresh.contains(slot));
+            self.carry(old, kept, &new);
+        }
+        self.tidy(&new, lost.as_deref());
         Ok(generation)
     }
 
@@ -467,7 +583,9 @@ impl Apply<'_> {
         compiled: &Compiled,
     ) -> Result<(), KernelError> {
         let run = &self.paths.run;
-        let record = Record::new(generation, self.request, self.scope.hook, &compiled.slots);
+        let mut record = Record::new(generation, self.request, self.scope.hook, &compiled.slots);
+        let from_foreign = self.request.replace_foreign || replaced::noted(run)?.is_some();
+        record.replace_foreign = self.scope.hook == Hook::HsCtrl && from_foreign;
         record::write(&record::path_of(run, generation), &record)?;
         if let Some(until) = self.request.unconfirmed_until {
             let token = record.token.clone();
@@ -506,6 +624,12 @@ impl Apply<'_> {
                 let _ = detach::allow_all(self.paths, &id);
             }
         }
+        if !self.is_unsettled {
+            let cleared = unsettled::clear(&self.paths.run);
+            self.warn(cleared);
+        }
+        let pruned = tc::prune(&self.paths.links()).map(drop);
+        self.warn(pruned);
         let removed = pinned::remove_others(&self.paths.pins(), Some(keep.id()));
         self.warnings.extend(removed.problems);
         // An instance whose pins are gone (bpffs mounted anew) has no folder to be found by.

@@ -10,7 +10,7 @@ use super::{
     lock::{self, Lock},
     pinned, record, replaced,
     state::State,
-    store, unconfirmed,
+    store, unconfirmed, unsettled,
 };
 use crate::paths::Paths;
 
@@ -66,6 +66,7 @@ pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelErro
     let noted = replaced::noted(&paths.run);
     match enforce::release(paths, None) {
         Ok(released) => {
+            done.was_in_force |= released.was_covered;
             done.restored = released.restored;
             done.warnings.extend(released.problems);
         }
@@ -88,6 +89,7 @@ pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelErro
     }
     let forgotten = replaced::forget(&paths.run)
         .and_then(|()| unconfirmed::clear(&paths.run))
+        .and_then(|()| unsettled::clear(&paths.run))
         .and_then(|()| current::clear(&pins));
     done.warn(forgotten);
     let removed = pinned::remove_others(&pins, None);
@@ -111,7 +113,7 @@ impl Detached {
 /// A generation without a table: everything is allowed, also by an orphan of the instance that some namespace goes on with.
 pub(super) fn allow_all(paths: &Paths, id: &str) -> Result<(), KernelError> {
     let Some(instance) = Instance::open(&paths.pins(), id)? else { return Ok(()) };
-    let generation = instance.generation().wrapping_add(1);
+    let generation = record::unused(&paths.run, instance.generation());
     wait_for_programs()?;
     instance.fill(generation, &[0])?;
     wait_for_programs()?;

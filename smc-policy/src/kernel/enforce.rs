@@ -33,12 +33,14 @@ pub struct Scope<'a> {
 }
 
 /// What [`establish`] did.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Established {
     /// Devices that have programs now and had none.
     pub attached: Vec<String>,
     /// What is not covered, and why.
     pub gaps: Vec<String>,
+    /// What this namespace has selected now.
+    pub selected: Selected,
 }
 
 /// The name of this tool's own namespace among names.
@@ -68,21 +70,22 @@ fn wanted(config: &Config) -> Result<(Vec<Namespace>, Vec<String>), KernelError>
 }
 
 /// Makes `instance`, which must hold the policy in force, decide everywhere in the scope. `before`: what this namespace
-/// had selected when the work began. What `instance` does not reach afterwards is left to [`release`].
+/// had selected before. What `instance` does not reach afterwards is left to [`release`].
 ///
 /// # Errors
-/// [`KernelError`]; then what was in force is in force.
+/// [`KernelError`]; then what was in force is in force. What was begun is taken back by the same and [`release`], with the
+/// scope and instance of before.
 pub fn establish(
     scope: &Scope<'_>,
     instance: &Instance,
     before: &Selected,
 ) -> Result<Established, KernelError> {
     let (namespaces, gaps) = wanted(scope.config)?;
-    let mut done = Established { gaps, ..Established::default() };
+    let mut done = Established { attached: Vec::new(), gaps, selected: before.clone() };
     match scope.hook {
         Hook::HsCtrl => {
-            instance.register()?;
-            select_everywhere(scope, instance, before, &namespaces, &mut done)?;
+            let anew = instance.register()?;
+            select_everywhere(scope, instance, anew, &namespaces, &mut done)?;
         }
         Hook::Tc => {
             let pins = scope.paths.pins();
@@ -92,7 +95,10 @@ pub fn establish(
             current::set(&pins, instance.id())?;
             if let Err(e) = attach_everywhere(scope, &programs, &namespaces, &mut done) {
                 // The error in hand says more than one of the way back could.
-                let _ = take_back(scope, instance, previous.as_deref(), &namespaces);
+                let _ = match previous {
+                    Some(id) => current::set(&pins, &id),
+                    None => current::clear(&pins),
+                };
                 return Err(e);
             }
         }
@@ -100,10 +106,11 @@ pub fn establish(
     Ok(done)
 }
 
+/// `anew`: it was registered just now, and whoever has its name selected has one that is gone.
 fn select_everywhere(
     scope: &Scope<'_>,
     instance: &Instance,
-    before: &Selected,
+    anew: bool,
     namespaces: &[Namespace],
     done: &mut Established,
 ) -> Result<(), KernelError> {
@@ -111,22 +118,24 @@ fn select_everywhere(
     let own = namespace::current()?;
     let (id, name) = (instance.id(), hs_ctrl::name(instance.id()));
     if namespaces.iter().any(|n| n.id == own) {
-        if *before != Selected::Ours(instance.id().to_owned()) {
-            match before {
+        let wanted = Selected::Ours(id.to_owned());
+        if anew || done.selected != wanted {
+            match &done.selected {
                 Selected::Foreign(name) => replaced::note(run, name)?,
                 Selected::None => replaced::forget(run)?,
                 Selected::Ours(_) => {}
             }
-            hs_ctrl::select_if_unchanged(&name, before)?;
+            hs_ctrl::select_if_unchanged(&name, &done.selected)?;
+            done.selected = wanted;
         }
         current::clear(&pins)?;
     } else {
-        current::set(&pins, instance.id())?;
+        current::set(&pins, id)?;
     }
     for namespace in namespaces.iter().filter(|n| n.id != own) {
         let selected = namespace.run(|| match hs_ctrl::selected()? {
             Selected::Foreign(foreign) => Ok(Some(foreign)),
-            Selected::Ours(selected) if selected == id => Ok(None),
+            Selected::Ours(selected) if selected == id && !anew => Ok(None),
             _ => hs_ctrl::select(&name).map(|()| None),
         });
         match selected.and_then(|inner| inner) {
@@ -162,30 +171,6 @@ fn wanted_devices(scope: &Scope<'_>) -> Result<Vec<Device>, KernelError> {
     let mut devices = tc::devices()?;
     devices.retain(|device| is_wanted(&scope.config.interfaces, device));
     Ok(devices)
-}
-
-/// After an attempt that covered nothing: what was attached before is again, and nothing else.
-fn take_back(
-    scope: &Scope<'_>,
-    instance: &Instance,
-    previous: Option<&str>,
-    namespaces: &[Namespace],
-) -> Result<(), KernelError> {
-    let pins = scope.paths.pins();
-    match previous {
-        Some(id) => {
-            current::set(&pins, id)?;
-            if let Some(old) = Instance::open(&pins, id)? {
-                let programs = programs(scope, &old, namespaces)?;
-                attach_everywhere(scope, &programs, namespaces, &mut Established::default())?;
-            }
-        }
-        None => {
-            current::clear(&pins)?;
-            release(scope.paths, Some((&Scope { hook: Hook::HsCtrl, ..*scope }, instance)))?;
-        }
-    }
-    Ok(())
 }
 
 fn attach_everywhere(
@@ -266,7 +251,10 @@ fn attach_to(
     let mut anew = false;
     for side in Side::ALL {
         let program = program_for(device, side)?;
-        let Some((_, fd)) = programs.get(program) else { continue };
+        let (_, fd) = programs.get(program).ok_or_else(|| KernelError::Missing {
+            feature: "it came while the programs were loaded".into(),
+            next: "`smc-policy apply` again".into(),
+        })?;
         anew |= tc::attach(&scope.paths.links(), here, device, side, fd, &|_, name| is_our_name(name))?
             == Done::Attached;
     }
@@ -293,19 +281,41 @@ fn is_our_name(name: &str) -> bool {
     TcProgram::ALL.iter().any(|program| program.program() == name)
 }
 
+/// Do devices of this namespace have programs of this tool, whichever instance they belong to?
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn has_programs_here() -> Result<bool, KernelError> {
+    for device in tc::devices()? {
+        for side in Side::ALL {
+            if tc::chain(&device, side)?.iter().any(|a| is_our_name(&a.name)) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// How often the namespaces are walked until nothing of the old is found: they come and go meanwhile.
 const PASSES: u32 = 10;
 
 /// Takes away everything of this tool that does not belong to `keep` in its scope; without: everything there is. What
-/// could not be taken away is said.
+/// could not be taken away is said, and what it needs stays with it.
 ///
 /// # Errors
 /// [`KernelError`] when the namespaces cannot be listed.
 pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<Released, KernelError> {
     let (wanted, _) = keep.map_or(Ok((Vec::new(), Vec::new())), |(scope, _)| wanted(scope.config))?;
     let own = namespace::current()?;
-    let ours =
-        Ours { instances: pinned::ids(&paths.pins())?, programs: pinned::tc_program_ids(&paths.pins())? };
+    let pins = paths.pins();
+    let ours = Ours {
+        instances: pinned::ids(&pins)?,
+        programs: pinned::tc_program_ids(&pins)?,
+        kept: match keep {
+            Some((_, instance)) => pinned::tc_program_ids_of(&pins, instance.id())?,
+            None => HashSet::new(),
+        },
+    };
     let mut done = Released::default();
     for _ in 0..PASSES {
         done.problems.clear();
@@ -322,6 +332,7 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
             match released.and_then(|inner| inner) {
                 Ok((choice, devices)) => {
                     found |= choice.is_some() || devices;
+                    done.was_covered |= found;
                     if let Some(Choice::Restored(name)) = choice {
                         done.restored = Some(name);
                     }
@@ -338,7 +349,8 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
         done.problems.push(e.to_string());
     }
     tc::prune(&paths.links())?;
-    if let Some((scope, instance)) = keep {
+    // Unregistered while a namespace has it selected, it would go on there where nobody finds it.
+    if let Some((scope, instance)) = keep.filter(|_| done.problems.is_empty()) {
         match scope.hook {
             Hook::HsCtrl => instance.unpin_tc_programs()?,
             Hook::Tc => instance.unregister()?,
@@ -383,6 +395,8 @@ fn release_unreached(
 pub struct Released {
     /// The foreign smc_hs_ctrl that this namespace has selected again.
     pub restored: Option<String>,
+    /// Something was selected or attached.
+    pub was_covered: bool,
     /// What could not be taken away.
     pub problems: Vec<String>,
 }
@@ -399,6 +413,8 @@ enum Choice {
 struct Ours {
     instances: HashSet<String>,
     programs: HashSet<u32>,
+    /// Those of the instance that stays.
+    kept: HashSet<u32>,
 }
 
 /// In the namespace of the calling thread: takes back its choice, if it is ours and not to stay.
@@ -429,18 +445,20 @@ fn release_devices(
     here: NamespaceId,
     is_own: bool,
 ) -> Result<bool, KernelError> {
+    let is_ours =
+        |id: u32, name: &str| is_our_name(name) && (is_own || keep.is_some() || ours.programs.contains(&id));
+    // One that could not be replaced where it is would go on with a policy that is not in force any more.
+    let is_old = |id: u32, name: &str| is_ours(id, name) && !ours.kept.contains(&id);
     let mut found = false;
     for device in tc::devices()? {
-        let stays = |(scope, _): (&Scope<'_>, _)| {
-            scope.hook == Hook::Tc && is_wanted(&scope.config.interfaces, &device)
-        };
-        if keep.is_some_and(stays) {
-            continue;
-        }
+        let stays = keep
+            .is_some_and(|(scope, _)| scope.hook == Hook::Tc && is_wanted(&scope.config.interfaces, &device));
         for side in Side::ALL {
-            found |= tc::detach(&paths.links(), here, &device, side, &|id, name| {
-                is_our_name(name) && (is_own || keep.is_some() || ours.programs.contains(&id))
-            })?;
+            if !stays {
+                found |= tc::detach(&paths.links(), here, &device, side, &is_ours)?;
+            } else if tc::chain(&device, side)?.iter().any(|a| is_old(a.program, &a.name)) {
+                found |= tc::detach(&paths.links(), here, &device, side, &is_old)?;
+            }
         }
     }
     Ok(found)
@@ -554,7 +572,8 @@ fn inspect_device(device: &Device, programs: &HashSet<u32>) -> Result<DeviceCove
             ahead.extend(chain[..at].iter().map(|a| format!("{side} {}", a.name)));
         }
     }
-    let problem = program_for(device, Side::Egress).err().map(|e| e.to_string());
     let way = ways.first().copied().filter(|_| ways.len() == Side::ALL.len());
+    let problem = program_for(device, Side::Egress).err().or_else(|| tc::obstacle(device));
+    let problem = problem.filter(|_| way.is_none()).map(|e| e.to_string());
     Ok(DeviceCoverage { name: device.name.clone(), way, ahead, problem })
 }

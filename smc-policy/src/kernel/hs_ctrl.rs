@@ -222,6 +222,25 @@ pub fn unregister(map: BorrowedFd<'_>) -> Result<(), KernelError> {
     }
 }
 
+/// Where a struct_ops map's value says what became of it (`struct bpf_struct_ops_common_value`, include/linux/bpf.h).
+const STATE: std::ops::Range<usize> = 4..8;
+/// Registered (`BPF_STRUCT_OPS_STATE_INUSE`).
+const IN_USE: [u8; 4] = 1u32.to_ne_bytes();
+
+/// Is the map's struct registered? A map may be there before it is and after it was.
+pub fn is_registered(map: BorrowedFd<'_>) -> bool {
+    sys::map_lookup(map, 0).is_ok_and(|value| value.get(STATE) == Some(&IN_USE))
+}
+
+/// The registration of instance `id`, wherever its map is.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn registered(id: &str) -> Result<Option<OwnedFd>, KernelError> {
+    let found = registrations()?.into_iter().find(|(found, map)| found == id && is_registered(map.as_fd()));
+    Ok(found.map(|(_, map)| map))
+}
+
 /// Removes the registration of instance `id`, wherever its map is.
 ///
 /// # Errors

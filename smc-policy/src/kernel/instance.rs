@@ -17,6 +17,7 @@ use smc_policy_common::counters::{InstanceCounters, RuleCounters};
 use super::{
     error::{Doing, KernelError, remove_if_there},
     guard::Shared,
+    hook::Hook,
     hs_ctrl::{self, KernelTypes},
     namespace::{self, NamespaceId},
     object::{self, Prepared, Sizes, TcProgram},
@@ -213,23 +214,30 @@ impl Instance {
         Prepared::with_maps(self.info.sizes, offsets, maps.chain(shared).collect::<Result<_, KernelError>>()?)
     }
 
-    /// Registers the programs with smc_hs_ctrl, unless they are.
+    /// Registers the programs with smc_hs_ctrl, unless they are. Whether they were not.
     ///
     /// # Errors
     /// As [`KernelTypes::read`] and [`hs_ctrl::register`].
-    pub fn register(&self) -> Result<(), KernelError> {
+    pub fn register(&self) -> Result<bool, KernelError> {
         if self.is_registered() {
-            return Ok(());
+            return Ok(false);
+        }
+        // Killed between the two steps of a registration or of its removal, a process left one of them.
+        self.unpin(REGISTRATION)?;
+        if let Some(left) = hs_ctrl::registered(&self.id)? {
+            pin(&left, &self.dir, REGISTRATION)?;
+            return Ok(false);
         }
         let types = KernelTypes::read()?;
         let prepared = self.prepare(Some(&types.offsets))?;
         let registration = hs_ctrl::register(&prepared, &types, &self.id, self.info.inheritable)?;
-        pin(&registration, &self.dir, REGISTRATION)
+        pin(&registration, &self.dir, REGISTRATION)?;
+        Ok(true)
     }
 
-    /// Is it registered with smc_hs_ctrl?
-    pub fn is_registered(&self) -> bool {
-        self.dir.join(REGISTRATION).exists()
+    /// Is it registered with smc_hs_ctrl, as its pin says?
+    fn is_registered(&self) -> bool {
+        get_pin(&self.dir, REGISTRATION).is_ok_and(|map| hs_ctrl::is_registered(map.as_fd()))
     }
 
     /// Removes the registration. Only when no namespace has selected it any more.
@@ -237,11 +245,19 @@ impl Instance {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn unregister(&self) -> Result<(), KernelError> {
-        if !self.is_registered() {
-            return Ok(());
-        }
-        hs_ctrl::unregister(get_pin(&self.dir, REGISTRATION)?.as_fd())?;
+        hs_ctrl::unregister_by_id(&self.id)?;
         self.unpin(REGISTRATION)
+    }
+
+    /// Is there anything of it that belongs to the other hook than this one?
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn has_traces_of_other(&self, hook: Hook) -> Result<bool, KernelError> {
+        Ok(match hook {
+            Hook::HsCtrl => TcProgram::ALL.iter().any(|program| self.dir.join(tc_pin(*program)).exists()),
+            Hook::Tc => self.dir.join(REGISTRATION).exists() || hs_ctrl::registered(&self.id)?.is_some(),
+        })
     }
 
     /// The programs for devices that are wanted, loaded unless they are.

@@ -33,6 +33,7 @@ pub mod store;
 pub mod sys;
 pub mod tc;
 pub mod unconfirmed;
+mod unsettled;
 
 use std::fs;
 

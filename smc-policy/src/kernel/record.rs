@@ -80,6 +80,9 @@ pub struct Record {
     pub overrides: Overrides,
     /// The file read instead of config.toml.
     pub config_file: Option<PathBuf>,
+    /// It took over from a foreign smc_hs_ctrl, as it may when it returns.
+    #[serde(default)]
+    pub replace_foreign: bool,
     /// SHA-256 over paths and texts, hexadecimal.
     pub digest: String,
     /// The files and folders that `apply` was given; empty: the two policy folders.
@@ -106,6 +109,7 @@ impl Record {
             config: config.clone(),
             overrides,
             config_file: config_file.map(Path::to_owned),
+            replace_foreign: false,
             digest: digest(sources),
             origin: origin.to_owned(),
             sources: sources.iter().map(|s| Source { path: s.path.clone(), text: s.text.clone() }).collect(),
@@ -270,8 +274,15 @@ fn generation_of(path: &Path) -> Option<u64> {
 }
 
 /// The highest generation that is recorded.
-pub fn highest(run: &Path) -> Option<u64> {
+fn highest(run: &Path) -> Option<u64> {
     files(run).filter_map(|path| generation_of(&path)).max()
+}
+
+/// A number above every one that is or was in force, so that no record is taken for that of another generation; and of the
+/// other table than `in_force`.
+pub fn unused(run: &Path, in_force: u64) -> u64 {
+    let next = highest(run).unwrap_or(0).max(in_force) + 1;
+    next + u64::from(next & 1 == in_force & 1)
 }
 
 /// Removes the records of all generations but `keep`, and half-written ones.
@@ -340,6 +351,7 @@ mod tests {
             fs::write(dir.path().join(name), "").unwrap();
         }
         assert_eq!(highest(dir.path()), Some(2));
+        assert_eq!([0, 1, 2, 3, 8].map(|n| unused(dir.path(), n)), [3, 4, 3, 4, 9], "of the other table");
         prune(dir.path(), Some(2));
         let mut left: Vec<_> =
             files(dir.path()).map(|p| p.file_name().unwrap().to_str().unwrap().to_owned()).collect();

@@ -119,7 +119,7 @@ fn to(paths: &Paths, record: Option<Record>, lock: &lock::Lock) -> Result<Rolled
         config: &record.config,
         overrides: record.overrides,
         config_file: record.config_file.as_deref(),
-        replace_foreign: false,
+        replace_foreign: record.replace_foreign,
         token: &token,
         unconfirmed_until: None,
     };

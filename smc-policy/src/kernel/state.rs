@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{
-    current,
+    current, enforce,
     error::KernelError,
     hs_ctrl::{self, Selected},
     instance::Instance,
@@ -21,6 +21,8 @@ pub struct State {
     pub instance: Option<Instance>,
     /// The record of the generation in force.
     pub record: Option<Record>,
+    /// Programs at devices decide that belong to no instance whose pins are there.
+    pub is_orphaned: bool,
 }
 
 /// How often a reader meets an apply in the middle before it gives up.
@@ -35,13 +37,18 @@ impl State {
         let mut tries = 0;
         loop {
             let (selected, id) = choice(paths)?;
-            let instance = match &id {
+            let opened = match &id {
                 Some(id) => open(paths, id)?,
                 None => None,
             };
+            let is_orphaned = opened.is_none()
+                && selected == Selected::None
+                && enforce::has_programs_here().map_err(not_permitted)?;
+            // Generation 0: a first apply was killed before its store.
+            let instance = opened.filter(|instance| instance.generation() > 0);
             let generation = instance.as_ref().map_or(0, Instance::generation);
             let record = match &instance {
-                Some(instance) if generation > 0 => read_record(paths, instance, generation),
+                Some(instance) => read_record(paths, instance, generation),
                 _ => None,
             };
             // An apply may have pruned the record, or removed the instance, between two of these reads.
@@ -49,7 +56,7 @@ impl State {
                 && choice(paths)? == (selected.clone(), id);
             tries += 1;
             if still || tries == TRIES {
-                return Ok(Self { selected, instance, record });
+                return Ok(Self { selected, instance, record, is_orphaned });
             }
         }
     }
@@ -63,6 +70,10 @@ impl State {
     pub fn trouble(&self, paths: &Paths) -> Option<String> {
         let (pins, run) = (paths.pins(), &paths.run);
         match (&self.selected, &self.instance, &self.record) {
+            (Selected::None, None, _) if self.is_orphaned => Some(format!(
+                "tc programs of smc-policy decide here, but their pins in {} are gone: `smc-policy apply` loads them anew",
+                pins.display()
+            )),
             (_, Some(_), Some(_)) | (Selected::None, None, _) => None,
             (Selected::Foreign(name), None, _) => Some(format!(
                 "net.smc.hs_ctrl is '{name}', which is not smc-policy's: what it decides is not known here"
@@ -131,12 +142,16 @@ fn read_record(paths: &Paths, instance: &Instance, generation: u64) -> Option<Re
 }
 
 fn open(paths: &Paths, id: &str) -> Result<Option<Instance>, KernelError> {
-    match Instance::open(&paths.pins(), id) {
-        Err(KernelError::Io { error, .. }) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Err(KernelError::NotPermitted {
+    Instance::open(&paths.pins(), id).map_err(not_permitted)
+}
+
+fn not_permitted(error: KernelError) -> KernelError {
+    match error {
+        KernelError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
+            KernelError::NotPermitted {
                 doing: "reading the policy in force".into(),
                 capability: "CAP_SYS_ADMIN (or CAP_BPF and CAP_NET_ADMIN)".into(),
-            })
+            }
         }
         other => other,
     }

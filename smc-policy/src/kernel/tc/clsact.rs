@@ -116,18 +116,29 @@ fn ensure_qdisc(filters: &mut Filters, device: &Device) -> Result<bool, KernelEr
     }
     match kind {
         Some(kind) if kind == CLSACT => Ok(false),
-        Some(kind) => Err(KernelError::Missing {
-            feature: format!(
-                "the device {} has a qdisc of kind '{kind}' in the place of clsact, and so no place for programs at its egress",
-                device.name
-            ),
-            next: format!(
-                "remove it (`tc qdisc del dev {0} {kind}`) or have its owner make it clsact, or exclude {0} under \
-                 [interfaces] in config.toml",
-                device.name
-            ),
-        }),
+        Some(kind) => Err(taken(&kind, device)),
         None => Err(io::Error::from(io::ErrorKind::ResourceBusy)).doing(doing),
+    }
+}
+
+/// See [`super::obstacle`].
+pub fn obstacle(device: &Device) -> Option<KernelError> {
+    let kind = Filters::of(device.index).and_then(|mut filters| filters.qdisc()).ok()??;
+    (kind != CLSACT).then(|| taken(&kind, device))
+}
+
+/// Another kind of qdisc is in clsact's place.
+fn taken(kind: &str, device: &Device) -> KernelError {
+    KernelError::Missing {
+        feature: format!(
+            "the device {} has a qdisc of kind '{kind}' in the place of clsact, and so no place for programs at its egress",
+            device.name
+        ),
+        next: format!(
+            "remove it (`tc qdisc del dev {0} {kind}`) or have its owner make it clsact, or exclude {0} under \
+             [interfaces] in config.toml",
+            device.name
+        ),
     }
 }
 

@@ -179,6 +179,11 @@ pub fn attach_by(
     }
 }
 
+/// Why [`attach`] cannot attach anything to the device, as far as that can be told without trying.
+pub fn obstacle(device: &Device) -> Option<KernelError> {
+    if way() == Way::Clsact { clsact::obstacle(device) } else { None }
+}
+
 /// Removes the programs of ours from the device, whichever way they are attached, and nothing else: a clsact qdisc goes
 /// only if [`attach`] made it and nobody else has a filter in it. Whether there was one.
 ///

@@ -34,6 +34,11 @@ impl Slots {
         Self { rules: (2..).take(policy.rules.len()).collect(), default_outbound: 0, default_inbound: 1 }
     }
 
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = u32> + '_ {
+        self.rules.iter().copied().chain([self.default_outbound, self.default_inbound])
+    }
+
     /// The slot of who decided; `None`: no such rule.
     pub fn of(&self, by: By) -> Option<u32> {
         match by {
