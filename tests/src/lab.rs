@@ -6,8 +6,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use smc_policy::kernel::tc::{self, Side};
 use smc_policy::kernel::{hs_ctrl, sys};
 
+use crate::attaching::qdiscs;
 use crate::connection::{Kind, Listener, Outcome, exchange};
 use crate::tool::{Home, Run};
 use crate::{Hook, Need, eventually, hook, netns, ueid};
@@ -116,7 +118,9 @@ impl Lab {
     #[must_use]
     pub fn deciding(&self) -> String {
         match hook() {
-            Hook::HsCtrl => selected(),
+            Hook::HsCtrl if Need::HsCtrl.is_met() => selected(),
+            // Not while the module is not loaded.
+            Hook::HsCtrl => String::new(),
             Hook::Tc => fs::read_link(self.pins().join("current"))
                 .map_or_else(|_| String::new(), |id| format!("smcpol_{}", id.display())),
         }
@@ -147,6 +151,43 @@ impl Lab {
         self.assert_files(1);
     }
 
+    /// The policy is enforced by this hook, and of the other one nothing is there: no registration and no choice of ours,
+    /// or no program, pin, link or qdisc.
+    ///
+    /// # Panics
+    /// If it is otherwise.
+    #[track_caller]
+    pub fn assert_enforced_by(&self, hook: Hook) {
+        let instances = self.instances();
+        assert_eq!(instances.len(), 1, "one instance: {instances:?}");
+        let pins = names(&self.pins().join(&instances[0]));
+        let programs = pins.iter().filter(|name| name.starts_with("out-") || name.starts_with("in-"));
+        let (programs, attached) = (programs.count(), programs_attached());
+        let is_selected = Need::HsCtrl.is_met() && selected() == format!("smcpol_{}", instances[0]);
+        let folder = names(&self.pins());
+        match hook {
+            Hook::HsCtrl => {
+                assert!(is_selected && pins.contains(&"registration".to_owned()), "{pins:?}");
+                self.assert_registered(&instances);
+                assert_eq!((programs, attached), (0, vec![]), "{pins:?}");
+                let others = ["links", "current", "new-current"];
+                assert!(!folder.iter().any(|name| others.contains(&name.as_str())), "{folder:?}");
+                assert_eq!(qdiscs(), "");
+            }
+            Hook::Tc => {
+                assert!(!is_selected && !pins.contains(&"registration".to_owned()), "{pins:?}");
+                if Need::HsCtrl.is_met() {
+                    self.assert_registered(&[]);
+                }
+                assert!(programs >= 2 && !attached.is_empty(), "{pins:?} {attached:?}");
+                assert_eq!(fs::read_link(self.pins().join("current")).unwrap(), Path::new(&instances[0]));
+            }
+        }
+        let status = self.home.run(["status", "--json"]).expect_code(0).json();
+        assert_eq!(status["hook"], hook.to_string(), "{status:#}");
+        self.assert_files(1);
+    }
+
     /// Nothing of the tool is loaded, registered, selected or recorded.
     ///
     /// # Panics
@@ -159,6 +200,7 @@ impl Lab {
             self.assert_registered(&[]);
         }
         self.assert_files(0);
+        assert_eq!(programs_attached(), [""; 0]);
     }
 
     #[track_caller]
@@ -212,6 +254,23 @@ impl Lab {
         assert_eq!(run.code(), Some(expected), "exit code: {run:#?}");
         answer
     }
+}
+
+/// The programs of the tool at devices of this network namespace.
+///
+/// # Panics
+/// When the kernel does not tell.
+#[must_use]
+pub fn programs_attached() -> Vec<String> {
+    let mut found = Vec::new();
+    for device in tc::devices().expect("the devices") {
+        for side in Side::ALL {
+            let chain = tc::chain(&device, side).expect("the programs of a device");
+            let ours = chain.iter().filter(|a| a.name.starts_with("smcpol_"));
+            found.extend(ours.map(|a| format!("{} {side} {}", device.name, a.name)));
+        }
+    }
+    found
 }
 
 fn registrations() -> Vec<String> {

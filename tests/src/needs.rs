@@ -24,6 +24,8 @@ pub enum Need {
     Tool,
     /// SMC sockets (`AF_SMC`).
     Smc,
+    /// SMC as a module that can be unloaded.
+    SmcModule,
     /// `IPPROTO_SMC` sockets (Linux 6.11).
     IpprotoSmc,
     /// `SMC_DIAG`.
@@ -72,6 +74,8 @@ impl Need {
             Self::Root => is_root(),
             Self::Tool => tool::is_there(),
             Self::Smc => has_protocol("SMC"),
+            // Only a module that was loaded has a state.
+            Self::SmcModule => Path::new("/sys/module/smc/initstate").exists(),
             Self::IpprotoSmc => {
                 // Asking the kernel for a socket would load the module.
                 has_protocol("SMC") && sys::stream_socket(libc::AF_INET, sys::IPPROTO_SMC).is_ok()
@@ -129,6 +133,7 @@ impl fmt::Display for Need {
             Self::Root => "root",
             Self::Tool => "the smc-policy binary (SMC_POLICY_BIN)",
             Self::Smc => "SMC",
+            Self::SmcModule => "SMC as a module",
             Self::IpprotoSmc => "IPPROTO_SMC",
             Self::SmcDiag => "SMC_DIAG",
             Self::SmcD => "SMC-D",

@@ -24,6 +24,12 @@ impl Rng {
         Self(seed)
     }
 
+    /// Another generator, for another thread.
+    #[must_use]
+    pub fn branch(&mut self) -> Self {
+        Self(self.number())
+    }
+
     /// A number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -26,15 +26,25 @@ impl Services {
         Self([(); 4].map(|()| listen(Kind::AfSmc, "127.0.0.2")))
     }
 
-    /// The text of policy `number`.
+    /// The text of policy `number`: connections that this host makes to them.
     #[must_use]
     pub fn policy(&self, number: u64) -> String {
+        self.policy_by(number, |_| "outbound")
+    }
+
+    /// The text of policy `number`; two of the services are denied as connections made, two as connections accepted.
+    #[must_use]
+    pub fn policy_both_ways(&self, number: u64) -> String {
+        self.policy_by(number, |bit| if bit % 2 == 0 { "outbound" } else { "inbound" })
+    }
+
+    fn policy_by(&self, number: u64, direction: impl Fn(usize) -> &'static str) -> String {
         let mut text = format!("version = 1\n# policy {number}\n");
         for (bit, listener) in self.0.iter().enumerate() {
             if number >> bit & 1 == 1 {
-                let port = listener.port();
+                let (port, direction) = (listener.port(), direction(bit));
                 text += &format!(
-                    "[[rule]]\nname = \"service-{bit}\"\naction = \"deny\"\ndirection = \"outbound\"\nports = [{port}]\n"
+                    "[[rule]]\nname = \"service-{bit}\"\naction = \"deny\"\ndirection = \"{direction}\"\nports = [{port}]\n"
                 );
             }
         }
@@ -81,8 +91,21 @@ impl Services {
     /// When it does not say.
     #[must_use]
     pub fn explained(&self, lab: &Lab) -> u64 {
+        self.explained_by(lab, "--outbound")
+    }
+
+    /// As [`Self::explained`], for policies of [`Self::policy_both_ways`].
+    ///
+    /// # Panics
+    /// When it does not say.
+    #[must_use]
+    pub fn explained_both_ways(&self, lab: &Lab) -> u64 {
+        self.explained_by(lab, "--outbound") & 0b0101 | self.explained_by(lab, "--inbound") & 0b1010
+    }
+
+    fn explained_by(&self, lab: &Lab, direction: &str) -> u64 {
         // One question for all: without a port, the answer lists what holds for which ports.
-        let answer = lab.explain(&["127.0.0.2"]);
+        let answer = lab.explain(&[direction, "127.0.0.2"]);
         let regions = answer["regions"].as_array().expect("regions");
         let mut number = 0;
         for (bit, listener) in self.0.iter().enumerate() {

@@ -212,6 +212,33 @@ pub fn in_network(command: &mut Command, namespace: OwnedFd) {
     unsafe { command.pre_exec(enter) };
 }
 
+/// Makes a tun device that stays, of which the packets are said to begin as those of a hardware type do (`ARPHRD_*`,
+/// linux/if_arp.h).
+///
+/// # Errors
+/// What open(2) and ioctl(2) say.
+pub fn make_device_of_type(name: &str, hardware: u16) -> io::Result<()> {
+    // linux/if_tun.h
+    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+    const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
+    const TUNSETLINK: libc::c_ulong = 0x4004_54cd;
+    const IFF_TUN: u16 = 1;
+    const NO_PACKET_INFORMATION: u16 = 0x1000;
+    let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
+    // struct ifreq: a name of 16 bytes, here followed by flags.
+    let mut request = [0u8; 40];
+    let name = name.as_bytes().get(..15.min(name.len())).unwrap_or_default();
+    request[..name.len()].copy_from_slice(name);
+    request[16..18].copy_from_slice(&(IFF_TUN | NO_PACKET_INFORMATION).to_ne_bytes());
+    let fd = tun.as_raw_fd();
+    // SAFETY: the pointer is to 40 bytes, as large as struct ifreq is, which outlive the call.
+    check(unsafe { libc::ioctl(fd, TUNSETIFF as _, request.as_mut_ptr()) })?;
+    // SAFETY: these take a number.
+    check(unsafe { libc::ioctl(fd, TUNSETLINK as _, libc::c_ulong::from(hardware)) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::ioctl(fd, TUNSETPERSIST as _, 1 as libc::c_ulong) })
+}
+
 /// Makes a FIFO: whoever opens it waits for the other end.
 ///
 /// # Errors

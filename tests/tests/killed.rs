@@ -2,28 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use smc_policy_tests::{Lab, Rng, Services, needs_hook, scaled};
-
-/// Kills commands after a random part of the time that they take uninterrupted.
-struct Killer {
-    rng: Rng,
-    usual: Duration,
-}
-
-impl Killer {
-    /// Whether it was killed in time.
-    fn kill(&mut self, lab: &Lab, arguments: [&str; 2]) -> bool {
-        let share = self.rng.below(1200) as u32;
-        let start = Instant::now();
-        let running = lab.home.start(arguments.iter().filter(|word| !word.is_empty()));
-        let wait = self.usual * share / 1000;
-        thread::sleep(wait.saturating_sub(start.elapsed()));
-        running.kill().code().is_none()
-    }
-}
+use smc_policy_tests::{Killer, Lab, Rng, Services, needs_hook, scaled};
 
 #[test]
 fn a_killed_apply_leaves_one_whole_policy() {

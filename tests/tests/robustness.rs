@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use smc_policy_tests::lab::{assert_denied, assert_smc, listen};
-use smc_policy_tests::{Kind, Lab, Run, Services, eventually, needs, needs_hook};
+use smc_policy_tests::{Kind, Lab, Run, Services, eventually, needs_hook};
 
 #[test]
 fn the_policy_outlives_its_process_and_its_files() {
@@ -146,36 +146,6 @@ fn a_read_only_proc_sys_leaves_what_is_in_force() {
         lab.home.run(["status"]).ok();
         lab.home.run(["detach"]).ok();
         lab.assert_nothing_in_force();
-    });
-}
-
-#[test]
-fn a_kernel_without_the_hook_is_named() {
-    needs!(Root, Tool, Netns, Smc, NoHsCtrl);
-    Lab::run_without_smc_d(|lab| {
-        let policy = lab.home.write("policy.toml", "version = 1\n[default]\noutbound = \"deny\"\n");
-        let by_hs_ctrl = ["apply".as_ref(), "--hook".as_ref(), "hs_ctrl".as_ref(), policy.as_os_str()];
-        lab.home.run(by_hs_ctrl).refused(3, &["smc_hs_ctrl", "6.19"]);
-        lab.home.run(["check".as_ref(), policy.as_os_str()]).ok();
-        // Left to choose, it takes the other hook and says why.
-        let said = lab.home.run(["apply".as_ref(), policy.as_os_str()]).ok().stdout;
-        assert!(said.contains("hook tc") && said.contains("smc_hs_ctrl"), "{said}");
-        lab.home.run(["detach"]).ok();
-    });
-}
-
-#[test]
-fn a_kernel_without_smc_is_named() {
-    needs!(Root, Tool, Netns, NoSmc);
-    Lab::run_without_smc_d(|lab| {
-        let policy = lab.home.write("policy.toml", "version = 1\n[default]\noutbound = \"deny\"\n");
-        let by_hs_ctrl = ["apply".as_ref(), "--hook".as_ref(), "hs_ctrl".as_ref(), policy.as_os_str()];
-        lab.home.run(by_hs_ctrl).refused(3, &["modprobe smc", "modules-load.d"]);
-        // tc needs no module: whenever SMC is loaded, the policy is in force already.
-        let said = lab.home.run(["apply".as_ref(), policy.as_os_str()]).ok().stdout;
-        assert!(said.contains("hook tc") && said.contains("SMC is not there"), "{said}");
-        lab.home.run(["status"]).ok();
-        lab.home.run(["detach"]).ok();
     });
 }
 
