@@ -629,6 +629,7 @@ fn explain_answers_without_a_policy() {
             "mode": "enforce",
             "only_observed": false,
             "files_differ": false,
+            "beside": null,
             "action": "allow",
             "by": "nothing",
             "rule": null,
