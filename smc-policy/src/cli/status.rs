@@ -82,18 +82,6 @@ struct CountersDocument {
     quarantined: u64,
     /// Connections to peers in quarantine that observe mode allowed.
     observed_quarantined: u64,
-    /// SYNs sent with our canary.
-    marked: u64,
-    /// SYNs sent with the short canary.
-    marked_short: u64,
-    /// SYNs of allowed connections that had room for neither.
-    unmarked: u64,
-    /// SYN-ACKs that returned our canary and lost the SMC option.
-    echoes: u64,
-    /// SYN-ACKs with a canary that this host did not send.
-    unproven: u64,
-    /// SYN-ACKs with the short canary for no waiting connection.
-    unlearned: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -363,12 +351,7 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             unchanged,
             quarantined,
             observed_quarantined,
-            marked,
-            marked_short,
-            unmarked,
-            echoes,
-            unproven,
-            unlearned,
+            ..
         } = instance.instance_counters()?;
         document.counters = Some(CountersDocument {
             decisions,
@@ -381,12 +364,6 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
             unchanged,
             quarantined,
             observed_quarantined,
-            marked,
-            marked_short,
-            unmarked,
-            echoes,
-            unproven,
-            unlearned,
         });
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
             count_rules(instance, &policy, &slots, &mut document)?;
