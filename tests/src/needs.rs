@@ -38,6 +38,8 @@ pub enum Need {
     Hook,
     /// No `net.smc.hs_ctrl`, to see what is said about that.
     NoHsCtrl,
+    /// A kernel that takes modules.
+    Modules,
     /// A machine of the lab, which is the tests' alone.
     LabKernel,
     /// No SMC at all, to see what is said about that.
@@ -94,6 +96,7 @@ impl Need {
             },
             Self::HsCtrl => Path::new("/proc/sys/net/smc/hs_ctrl").exists(),
             Self::NoHsCtrl => !Self::HsCtrl.is_met(),
+            Self::Modules => Path::new("/proc/modules").exists(),
             Self::LabKernel => std::env::var("SMC_POLICY_KERNEL").is_ok_and(|name| name != "host"),
             Self::NoSmc => !Self::Smc.is_met(),
             Self::Netns => netns::is_possible(),
@@ -140,6 +143,7 @@ impl fmt::Display for Need {
             Self::Hook if crate::hook() == Hook::Tc => "SMC",
             Self::Hook | Self::HsCtrl => "hs_ctrl",
             Self::NoHsCtrl => "no hs_ctrl",
+            Self::Modules => "a kernel that takes modules",
             Self::LabKernel => "a machine of the lab",
             Self::NoSmc => "no SMC",
             Self::Netns => "network namespaces",
