@@ -1,11 +1,13 @@
 //! Real connections: opened with any kind of socket, used both ways with verified content, judged by what the kernel
 //! says about both ends.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -107,7 +109,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address`; port 0 lets the kernel choose.
+    /// Listens on `address`; port 0 lets the kernel choose one that no other listener of this process had: what the kernel
+    /// calls free may be in use at another address, and a rule about that one's port would mean this one too.
     ///
     /// # Panics
     /// When that is not possible.
@@ -118,6 +121,22 @@ impl Listener {
     }
 
     fn try_bind(kind: Kind, address: SocketAddr) -> io::Result<Self> {
+        static CHOSEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+        if address.port() != 0 {
+            return Self::bind_once(kind, address);
+        }
+        // A port that was had before stays taken until another one is found.
+        let mut had_before = Vec::new();
+        loop {
+            let listener = Self::bind_once(kind, address)?;
+            if CHOSEN.lock().unwrap_or_else(PoisonError::into_inner).insert(listener.port()) {
+                return Ok(listener);
+            }
+            had_before.push(listener);
+        }
+    }
+
+    fn bind_once(kind: Kind, address: SocketAddr) -> io::Result<Self> {
         let socket = kind.open()?;
         sys::set_reuse_address(&socket)?;
         sys::bind(&socket, kind.spelled(address))?;

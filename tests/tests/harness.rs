@@ -2,13 +2,15 @@
 //! one end is no SMC socket. What the other tests conclude rests on this.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
 use smc_policy::smc::diag::{self, Family, State};
 use smc_policy::smc::reasons::PEER_NO_SMC;
 use smc_policy_tests::connection::{End, exchange_sized};
-use smc_policy_tests::{Kind, Lab, Listener, Transport, exchange, needs, sys};
+use smc_policy_tests::{Kind, Lab, Listener, Transport, exchange, needs, netns, sys};
 
 fn address(text: &str) -> SocketAddr {
     SocketAddr::new(text.parse().unwrap(), 0)
@@ -74,6 +76,24 @@ fn plain_tcp_needs_no_smc() {
     let outcome = exchange(Kind::Tcp, None, &listener).unwrap();
     assert_eq!(outcome.client.transport, Transport::Tcp);
     assert_eq!(outcome.client.peer, listener.address());
+}
+
+/// Rules name ports alone: a listener at another address must not share one by chance.
+#[test]
+fn no_two_listeners_share_a_port() {
+    needs!(Root, Netns);
+    netns::in_new_namespace(&["fd00:5::2", "fd00:5::3"].map(|ip| ip.parse().unwrap()), || {
+        fs::write("/proc/sys/net/ipv4/ip_local_port_range", "50000 50015").unwrap();
+        let listeners: Vec<_> = ["127.0.0.2", "127.0.0.3", "fd00:5::2", "fd00:5::3"]
+            .into_iter()
+            .flat_map(|at| {
+                let kind = if at.contains(':') { Kind::Tcp6 } else { Kind::Tcp };
+                [(); 4].map(|()| Listener::bind(kind, address(at)))
+            })
+            .collect();
+        let ports: BTreeSet<_> = listeners.iter().map(Listener::port).collect();
+        assert_eq!(ports.len(), 16, "{ports:?}");
+    });
 }
 
 #[test]
