@@ -10,7 +10,7 @@ use super::{
     outcome::{Done, Exit, Failure},
     output::{Output, Style},
     sources,
-    words::{count, parse_patience},
+    words::{count, many, parse_patience},
 };
 use crate::{
     kernel::{
@@ -79,6 +79,8 @@ struct ApplyDocument<'a> {
     attached: &'a [String],
     /// The foreign smc_hs_ctrl that is selected again.
     restored: Option<&'a str>,
+    /// Entries of the saved quarantine that hold again.
+    quarantine_restored: usize,
     mode: &'static str,
     generation: u64,
     /// "none", "confirmed", "first", "switched" or "replaced".
@@ -177,6 +179,12 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
     if let Some(name) = &outcome.restored {
         out.text(&format!("  net.smc.hs_ctrl is '{name}' again"));
     }
+    if outcome.quarantine_restored > 0 {
+        out.text(&format!(
+            "  quarantine: {} restored",
+            many(outcome.quarantine_restored, "entry", "entries")
+        ));
+    }
     if let Some(live) = live.as_ref().filter(|l| !l.is_empty()) {
         let (number, verb) =
             (count(live.len(), "live SMC connection"), if observe { "would deny" } else { "denies" });
@@ -190,6 +198,7 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
         why_tc: outcome.why_tc.as_deref(),
         attached: &outcome.attached,
         restored: outcome.restored.as_deref(),
+        quarantine_restored: outcome.quarantine_restored,
         mode,
         generation: n,
         change: match outcome.change {

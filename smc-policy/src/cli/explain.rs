@@ -10,15 +10,23 @@ use super::{
     check, live,
     outcome::{Done, Exit, Failure},
     output::{Output, Style, columns},
+    quarantine::text,
     question::{self, Subject},
     sources,
+    words::{duration, many},
 };
 use crate::{
-    kernel::{hs_ctrl::Selected, instance::Instance, state::State},
+    guard::quarantine::{Record, cause_name, in_words},
+    kernel::{
+        guard::{Quarantine, keep},
+        hs_ctrl::Selected,
+        instance::Instance,
+        state::State,
+    },
     paths::Paths,
     policy::{
         Action, Explanation, Policy, Question, Slots, decide,
-        explain::{Overall, Region, explain},
+        explain::{Held, Overall, Region, explain},
         model::direction_name,
     },
     smc::reasons,
@@ -59,6 +67,8 @@ struct ExplainDocument<'a> {
     files_differ: bool,
     /// Somebody else's smc_hs_ctrl, which decides as well.
     beside: Option<&'a str>,
+    /// Quarantine entries in force about the peer and direction, whether or not they decide.
+    quarantine: &'a [Record],
     #[serde(flatten)]
     explanation: &'a Explanation,
 }
@@ -104,6 +114,8 @@ struct Judge {
     policy: Policy,
     observe: bool,
     in_force: Option<InForce>,
+    /// Quarantine entries in force about the peer and direction.
+    quarantine: Vec<Record>,
 }
 
 /// Of what is in force: what is needed to ask the kernel as well.
@@ -137,8 +149,13 @@ fn explain_peer(
         by_what_is_in_force(paths, &question, &arguments.subject)?
     } else {
         let files = sources::read(paths, &arguments.policy)?;
-        let judge = Judge { policy: check::usable(&files, out)?, observe: false, in_force: None };
-        let answer = explain(&judge.policy, &question);
+        let judge = Judge {
+            policy: check::usable(&files, out)?,
+            observe: false,
+            in_force: None,
+            quarantine: Vec::new(),
+        };
+        let answer = explain(&judge.policy, &question, &[]);
         (judge, answer)
     };
     let only_observed = judge.observe && answer.action != Overall::Allow;
@@ -155,9 +172,11 @@ fn explain_peer(
         only_observed,
         files_differ,
         beside,
+        quarantine: &judge.quarantine,
         explanation: &answer,
     });
-    out.text(&text(&arguments.subject, direction, &answer, out));
+    out.text(&answer_text(&arguments.subject, direction, &answer, out));
+    out.text(&quarantine_text(&judge, &answer));
     if only_observed {
         out.text("Observe mode: the connection may negotiate SMC nevertheless.");
     }
@@ -180,12 +199,15 @@ fn by_what_is_in_force(
     subject: &str,
 ) -> Result<(Judge, Explanation), Failure> {
     for _ in 0..TRIES {
-        let Some(judge) = in_force(paths)? else {
-            let judge = Judge { policy: Policy::default(), observe: false, in_force: None };
-            let answer = Explanation { by: "nothing", ..explain(&judge.policy, question) };
+        let Some(mut judge) = in_force(paths)? else {
+            let (policy, quarantine) = (Policy::default(), Vec::new());
+            let judge = Judge { policy, observe: false, in_force: None, quarantine };
+            let answer = Explanation { by: "nothing", ..explain(&judge.policy, question, &[]) };
             return Ok((judge, answer));
         };
-        let answer = explain(&judge.policy, question);
+        judge.quarantine = quarantine(paths, question)?;
+        let held: Vec<Held> = judge.quarantine.iter().map(held).collect();
+        let answer = explain(&judge.policy, question, &held);
         if let Some(in_force) = &judge.in_force
             && !ask_kernel(in_force, &judge.policy, question, &answer, subject)?
         {
@@ -219,7 +241,60 @@ fn in_force(paths: &Paths) -> Result<Option<Judge>, Failure> {
         _ => None,
     };
     let in_force = InForce { generation: record.generation, files_differ, beside, instance, slots };
-    Ok(Some(Judge { policy, observe: record.config.observe, in_force: Some(in_force) }))
+    let observe = record.config.observe;
+    Ok(Some(Judge { policy, observe, in_force: Some(in_force), quarantine: Vec::new() }))
+}
+
+/// The quarantine entries in force that may decide what is asked.
+fn quarantine(paths: &Paths, question: &Question) -> Result<Vec<Record>, Failure> {
+    let Some(quarantine) = Quarantine::open(&paths.pins())? else { return Ok(Vec::new()) };
+    let direction = question.direction.unwrap_or(Direction::Outbound);
+    // The port of an inbound connection is ours: nobody's entry has it.
+    let port = if direction == Direction::Inbound { Some(0) } else { question.port };
+    let mut records = keep::about(paths, &quarantine, question.peer, port, &keep::clock())?;
+    records.retain(|record| record.is_about(direction));
+    Ok(records)
+}
+
+fn held(record: &Record) -> Held {
+    Held {
+        port: (record.port != 0).then_some(record.port),
+        outbound: record.is_about(Direction::Outbound),
+        inbound: record.is_about(Direction::Inbound),
+    }
+}
+
+/// Why the peer is in quarantine, what that means here, and how to change it.
+fn quarantine_text(judge: &Judge, answer: &Explanation) -> String {
+    let now = keep::clock().now();
+    let mut lines = String::new();
+    for record in &judge.quarantine {
+        let (seen, left) = (now.saturating_sub(record.last_seen), record.until.saturating_sub(now));
+        let peer = text::peer(record);
+        lines.push_str(&format!(
+            "  quarantine {peer}: {} ({})\n    seen {}, last {} ago; expires in {}\n",
+            in_words(record.cause),
+            cause_name(record.cause),
+            many(record.count as usize, "time", "times"),
+            duration(seen),
+            duration(left)
+        ));
+        if !record.evidence.is_empty() {
+            let bytes: Vec<String> = record.evidence.iter().map(|byte| format!("{byte:02x}")).collect();
+            lines.push_str(&format!("    evidence: {}\n", bytes.join(" ")));
+        }
+        if let Some(comment) = &record.comment {
+            lines.push_str(&format!("    comment: {comment}\n"));
+        }
+    }
+    if answer.regions.iter().any(|region| region.by == "quarantine") {
+        lines.push_str(
+            "  `smc-policy quarantine remove` lifts it; an allow rule with trust = true exempts a peer for good\n",
+        );
+    } else if !judge.quarantine.is_empty() {
+        lines.push_str("  the quarantine does not decide: rules with trust = true are exempt, and a deny rule comes first\n");
+    }
+    lines
 }
 
 /// The tables in force must say the same as the recorded rules, region by region. False: another generation is in force
@@ -269,7 +344,7 @@ fn sample(region: &Region, question: &Question) -> Option<Query> {
     Some(Query { peer: question.peer, local, port, direction: region.direction })
 }
 
-fn text(subject: &str, direction: Direction, answer: &Explanation, out: &Output) -> String {
+fn answer_text(subject: &str, direction: Direction, answer: &Explanation, out: &Output) -> String {
     let (style, word) = match answer.action {
         Overall::Allow => (Style::Good, "allow"),
         Overall::Deny => (Style::Bad, "deny"),
@@ -323,6 +398,7 @@ fn by(kind: &str, rule: Option<&str>, file: Option<&str>, line: Option<usize>) -
     match (rule, file, line) {
         (Some(rule), Some(file), Some(line)) => format!("rule {rule} ({file}:{line})"),
         (Some(rule), _, _) => format!("rule {rule}"),
+        _ if kind == "quarantine" => "the quarantine".to_owned(),
         _ if kind == "default" => "[default]: no rule matches".to_owned(),
         _ => kind.to_owned(),
     }

@@ -17,6 +17,7 @@ mod live;
 mod outcome;
 mod output;
 mod probe;
+mod quarantine;
 mod question;
 mod rollback;
 mod sources;
@@ -61,6 +62,8 @@ enum Verb {
     Status(status::StatusArguments),
     /// Say what is decided for a peer, by which rule, and why.
     Explain(explain::ExplainArguments),
+    /// Show or change which peers are kept off SMC for a while, because they echo TCP options or RDMA to them fails.
+    Quarantine(quarantine::QuarantineArguments),
     /// Find out which hosts echo TCP options, which speak SMC, and which do neither.
     Probe(probe::ProbeArguments),
     /// Take the policy away: every connection negotiates as without the tool.
@@ -79,6 +82,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Verb::Status(a) => status::run(&paths, &a, &mut out),
         Verb::Explain(a) => explain::run(&paths, &a, &mut out),
         Verb::Probe(a) => probe::run(&paths, &a, &mut out),
+        Verb::Quarantine(a) => quarantine::run(&paths, &a, &mut out),
         Verb::Detach(a) => detach::run(&paths, &a, &mut out),
     };
     let exit = match result {

@@ -88,6 +88,11 @@ impl Output {
         }
     }
 
+    /// Prints what is data in itself, whether JSON is asked for or not.
+    pub(super) fn data(&mut self, text: &str) {
+        self.write(text.trim_end_matches('\n'));
+    }
+
     fn write(&mut self, text: &str) {
         // A reader that has seen enough (`| head`) is no error; what else can be said about a full disk has no place
         // to be said.

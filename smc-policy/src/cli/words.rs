@@ -7,6 +7,11 @@ pub(super) fn count(n: usize, noun: &str) -> String {
     format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
 }
 
+/// `1 entry`, `2 entries`.
+pub(super) fn many(n: usize, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
+}
+
 /// An age or a time to wait, in its two largest units: `3 d 4 h`, `5 min 2 s`, `0 s`.
 pub(super) fn duration(seconds: u64) -> String {
     let parts = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];

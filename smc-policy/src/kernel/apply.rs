@@ -90,6 +90,8 @@ pub struct Outcome {
     pub attached: Vec<String>,
     /// The foreign smc_hs_ctrl that is selected again, now that the policy is enforced by the other hook.
     pub restored: Option<String>,
+    /// Entries of the saved quarantine that hold again.
+    pub quarantine_restored: usize,
     /// What did not work without harm to the policy in force.
     pub warnings: Vec<String>,
 }
@@ -208,6 +210,7 @@ pub(super) fn locked(
         waits,
         attached: Vec::new(),
         restored: None,
+        quarantine_restored: 0,
         warnings: Vec::new(),
     };
     apply.recover(&state);
@@ -243,6 +246,7 @@ struct Apply<'a> {
     waits: Option<Unconfirmed>,
     attached: Vec<String>,
     restored: Option<String>,
+    quarantine_restored: usize,
     warnings: Vec<String>,
     scope: Scope<'a>,
 }
@@ -337,6 +341,7 @@ impl Apply<'_> {
             why_tc: None,
             attached: std::mem::take(&mut self.attached),
             restored: self.restored.take(),
+            quarantine_restored: self.quarantine_restored,
             warnings: std::mem::take(&mut self.warnings),
         })
     }
@@ -467,9 +472,17 @@ impl Apply<'_> {
     }
 
     /// A new instance, which is to take the place of what there is.
-    fn create(&self, needs: Sizes) -> Result<Instance, KernelError> {
+    fn create(&mut self, needs: Sizes) -> Result<Instance, KernelError> {
         unsettled::set(&self.paths.run)?;
-        Instance::create(&self.paths.pins(), room_for(needs), self.is_inheritable())
+        let instance = Instance::create(&self.paths.pins(), room_for(needs), self.is_inheritable())?;
+        // Before anything is judged by it.
+        if !self.had_shared {
+            match guard::keep::restore(self.paths) {
+                Ok(restored) => self.quarantine_restored = restored,
+                Err(e) => self.warnings.push(format!("the saved quarantine is not restored: {e}")),
+            }
+        }
+        Ok(instance)
     }
 
     /// One store on an instance that holds the policy in force. `before`: its record, if there is one.

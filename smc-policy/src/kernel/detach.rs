@@ -95,6 +95,9 @@ pub(super) fn locked(paths: &Paths, _lock: &Lock) -> Result<Detached, KernelErro
     let removed = pinned::remove_others(&pins, None);
     done.removed = removed.ids;
     done.warnings.extend(removed.problems);
+    // What was learned is not lost with the maps.
+    let saved = guard::keep::save(paths, &[]).map(drop);
+    done.warn(saved);
     let unshared = guard::Shared::remove(&pins);
     done.warn(unshared);
     pinned::remove_empty(&pins);

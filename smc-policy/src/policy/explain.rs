@@ -60,7 +60,7 @@ pub struct Region {
     pub ports: Vec<String>,
     /// What is decided.
     pub action: Action,
-    /// "rule" or "default".
+    /// "quarantine", "rule" or "default".
     pub by: &'static str,
     /// The deciding rule's name.
     pub rule: Option<String>,
@@ -75,7 +75,7 @@ pub struct Region {
 pub struct Explanation {
     /// The answer over all regions.
     pub action: Overall,
-    /// "rule" or "default" if all regions agree on who decides, else "mixed".
+    /// "quarantine", "rule" or "default" if all regions agree on who decides, else "mixed".
     pub by: &'static str,
     /// The deciding rule if all regions agree.
     pub rule: Option<String>,
@@ -89,6 +89,43 @@ pub struct Explanation {
     pub passed: Vec<Passed>,
 }
 
+/// A quarantine entry about the peer that is asked about. It keeps off SMC what the rules allow, unless a rule with
+/// `trust` allows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The service port that it is about; none: all of them.
+    pub port: Option<u16>,
+    /// It is about connections to the peer.
+    pub outbound: bool,
+    /// It is about connections from the peer; those have no port of the peer's: `port` must be none.
+    pub inbound: bool,
+}
+
+impl Held {
+    fn holds(self, direction: Direction, port: u16) -> bool {
+        match direction {
+            Direction::Outbound => self.outbound && self.port.is_none_or(|held| held == port),
+            Direction::Inbound => self.inbound && self.port.is_none(),
+        }
+    }
+}
+
+/// Who decides a cell of the [`Grid`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decider {
+    Policy(Decision),
+    Quarantine,
+}
+
+impl Decider {
+    fn action(self) -> Action {
+        match self {
+            Self::Policy(decision) => decision.action,
+            Self::Quarantine => Action::Deny,
+        }
+    }
+}
+
 /// Every combination of what a question leaves open, cut so finely that each cell is decided alike throughout.
 pub(super) struct Grid {
     pub(super) directions: Vec<Direction>,
@@ -100,7 +137,7 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    pub(super) fn new(policy: &Policy, question: &Question) -> Self {
+    pub(super) fn new(policy: &Policy, question: &Question, held: &[Held]) -> Self {
         let candidates = || {
             let rules = policy.rules.iter().filter(|rule| rule.enabled);
             rules.filter(|rule| rule.peers.as_ref().is_none_or(|peers| peers.contains(question.peer)))
@@ -127,7 +164,13 @@ impl Grid {
         let ports = match question.port {
             Some(port) => vec![(port, port)],
             None => {
-                let cut = stretches(candidates().filter_map(|rule| rule.ports.as_ref()));
+                let held: Vec<_> = held
+                    .iter()
+                    .filter_map(|h| h.port)
+                    .map(|port| RangeSet::new(vec![(port, port)]))
+                    .collect();
+                let ports = candidates().filter_map(|rule| rule.ports.as_ref());
+                let cut = stretches(ports.chain(&held));
                 // Port 0 is none that a connection is made to.
                 cut.into_iter().filter(|(_, hi)| *hi != 0).map(|(lo, hi)| (lo.max(1), hi)).collect()
             }
@@ -149,23 +192,35 @@ impl Grid {
         self.decisions[(direction * self.locals.len() + local) * self.ports.len() + port]
     }
 
-    /// The decisions for every port.
-    fn row(&self, direction: usize, local: usize) -> &[Decision] {
-        let start = (direction * self.locals.len() + local) * self.ports.len();
-        &self.decisions[start..start + self.ports.len()]
+    /// Who decides for every port.
+    fn row(&self, policy: &Policy, held: &[Held], direction: usize, local: usize) -> Vec<Decider> {
+        let decider = |port: usize| {
+            let decision = self.decision(direction, local, port);
+            let trusted = match decision.by {
+                By::Rule(index) => policy.rules.get(index).is_some_and(|rule| rule.trust),
+                By::Default(_) => false,
+            };
+            let is_held = held.iter().any(|h| h.holds(self.directions[direction], self.ports[port].0));
+            if is_held && decision.action == Action::Allow && !trusted {
+                Decider::Quarantine
+            } else {
+                Decider::Policy(decision)
+            }
+        };
+        (0..self.ports.len()).map(decider).collect()
     }
 }
 
-/// Answers a question.
-pub fn explain(policy: &Policy, question: &Question) -> Explanation {
-    let grid = Grid::new(policy, question);
+/// Answers a question. `held`: the quarantine entries in force about the peer.
+pub fn explain(policy: &Policy, question: &Question, held: &[Held]) -> Explanation {
+    let grid = Grid::new(policy, question, held);
     let mut regions = Vec::new();
     let mut deciders = Vec::new();
     for (direction, name) in grid.directions.iter().enumerate() {
         // Local addresses with the same decision for every port belong together, wherever they are.
-        let mut groups: Vec<(&[Decision], Vec<usize>)> = Vec::new();
+        let mut groups: Vec<(Vec<Decider>, Vec<usize>)> = Vec::new();
         for local in 0..grid.locals.len() {
-            let row = grid.row(direction, local);
+            let row = grid.row(policy, held, direction, local);
             match groups.iter_mut().find(|(known, _)| *known == row) {
                 Some((_, locals)) => locals.push(local),
                 None => groups.push((row, vec![local])),
@@ -173,20 +228,20 @@ pub fn explain(policy: &Policy, question: &Question) -> Explanation {
         }
         for (row, locals) in groups {
             let locals: Vec<(Addr, Addr)> = locals.into_iter().map(|local| grid.locals[local]).collect();
-            let mut by_decision: Vec<(Decision, Vec<(u16, u16)>)> = Vec::new();
-            for (decision, ports) in row.iter().zip(&grid.ports) {
-                match by_decision.iter_mut().find(|(known, _)| known == decision) {
+            let mut by_decider: Vec<(Decider, Vec<(u16, u16)>)> = Vec::new();
+            for (decider, ports) in row.iter().zip(&grid.ports) {
+                match by_decider.iter_mut().find(|(known, _)| known == decider) {
                     Some((_, all)) => all.push(*ports),
-                    None => by_decision.push((*decision, vec![*ports])),
+                    None => by_decider.push((*decider, vec![*ports])),
                 }
             }
-            for (decision, ports) in by_decision {
-                regions.push(region(policy, question, *name, &locals, ports, decision));
-                deciders.push(decision);
+            for (decider, ports) in by_decider {
+                regions.push(region(policy, question, *name, &locals, ports, decider));
+                deciders.push(decider);
             }
         }
     }
-    let mut actions = deciders.iter().map(|decision| decision.action);
+    let mut actions = deciders.iter().map(|decider| decider.action());
     let first = actions.next().unwrap_or(Action::Allow);
     let action = match (first, actions.all(|action| action == first)) {
         (_, false) => Overall::Mixed,
@@ -202,7 +257,7 @@ pub fn explain(policy: &Policy, question: &Question) -> Explanation {
         None => ("mixed", None, None, None),
     };
     let passed = match (regions.as_slice(), deciders.as_slice()) {
-        ([region], [decision]) => passed(policy, question, region.direction, decision.by),
+        ([region], [Decider::Policy(decision)]) => passed(policy, question, region.direction, decision.by),
         _ => Vec::new(),
     };
     Explanation { action, by, rule, file, line, regions, passed }
@@ -214,7 +269,7 @@ fn region(
     direction: Direction,
     locals: &[(Addr, Addr)],
     ports: Vec<(u16, u16)>,
-    decision: Decision,
+    decider: Decider,
 ) -> Region {
     let (mut v4, mut v6) = (Vec::new(), Vec::new());
     for (lo, hi) in locals {
@@ -230,16 +285,17 @@ fn region(
     };
     let ports = RangeSet::new(ports);
     let all_ports = question.port.is_none() && ports.covers(1, u16::MAX);
-    let rule = match decision.by {
-        By::Rule(index) => policy.rules.get(index),
-        By::Default(_) => None,
+    let (by, rule) = match decider {
+        Decider::Quarantine => ("quarantine", None),
+        Decider::Policy(Decision { by: By::Rule(index), .. }) => ("rule", policy.rules.get(index)),
+        Decider::Policy(Decision { by: By::Default(_), .. }) => ("default", None),
     };
     Region {
         direction,
         local: if all_local { Vec::new() } else { local.ranges().map(|range| range.to_string()).collect() },
         ports: if all_ports { Vec::new() } else { port_texts(&ports) },
-        action: decision.action,
-        by: if rule.is_some() { "rule" } else { "default" },
+        action: decider.action(),
+        by,
         rule: rule.map(|rule| rule.name.clone()),
         file: rule.map(|rule| policy.file(rule.place).display().to_string()),
         line: rule.map(|rule| rule.place.line),

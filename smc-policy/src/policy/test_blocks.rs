@@ -15,7 +15,7 @@ pub fn run_tests(policy: &Policy) -> Vec<Diagnostic> {
 fn run(policy: &Policy, test: &Test) -> Option<Diagnostic> {
     let question =
         Question { peer: test.peer, port: test.port, local: test.local, direction: test.direction };
-    let grid = Grid::new(policy, &question);
+    let grid = Grid::new(policy, &question, &[]);
     let expected_rule = test.rule.as_deref().map(|name| policy.rule(name).map(|(index, _)| index));
     let holds = |decision: Decision| {
         decision.action == test.expect

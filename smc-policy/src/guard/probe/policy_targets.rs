@@ -105,7 +105,7 @@ fn after(first: IpAddr, step: u32) -> IpAddr {
 fn is_allowed(policy: &Policy, ip: IpAddr, port: u16) -> bool {
     let question =
         Question { peer: from_ip(ip), port: Some(port), local: None, direction: Some(Direction::Outbound) };
-    explain(policy, &question).action != Overall::Deny
+    explain(policy, &question, &[]).action != Overall::Deny
 }
 
 #[cfg(test)]

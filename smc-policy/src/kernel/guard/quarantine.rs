@@ -11,20 +11,11 @@ use smc_policy_common::{
     query::Addr,
 };
 
-use super::Shared;
+use super::{Shared, Store};
 use crate::kernel::{
     error::{Doing, KernelError},
     sys,
 };
-
-/// Which of the two maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Store {
-    /// What programs learned: the least recently used go when it is full.
-    Learned,
-    /// What was decided by command: full is an error.
-    Commanded,
-}
 
 /// How full the quarantine is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -37,7 +37,7 @@ ports = [22]
 fn ask(peer: &str, port: Option<u16>, local: Option<&str>, direction: Option<Direction>) -> Explanation {
     let peer = parse::endpoint(peer).unwrap().0;
     let local = local.map(|local| parse::endpoint(local).unwrap().0);
-    explain(&policy(POLICY), &Question { peer, port, local, direction })
+    explain(&policy(POLICY), &Question { peer, port, local, direction }, &[])
 }
 
 fn json(explanation: &Explanation) -> String {
@@ -132,7 +132,7 @@ fn regions_of_what_is_left_open() {
 fn a_policy_without_rules() {
     let question =
         Question { peer: Addr::v4(1), port: None, local: None, direction: Some(Direction::Outbound) };
-    let answer = explain(&Policy::default(), &question);
+    let answer = explain(&Policy::default(), &question, &[]);
     assert_eq!((answer.action, answer.by, answer.rule), (Overall::Allow, "default", None));
     assert_eq!(answer.regions.len(), 1);
 }
@@ -146,7 +146,7 @@ fn a_local_ipv6_range_does_not_begin_among_ipv4_addresses() {
     );
     let question =
         Question { peer: Addr::v6(1 << 64), port: None, local: None, direction: Some(Direction::Outbound) };
-    let regions = explain(&policy, &question).regions;
+    let regions = explain(&policy, &question, &[]).regions;
     let regions: Vec<_> =
         regions.iter().map(|region| (region.local.join(" "), region.rule.as_deref())).collect();
     let max = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
@@ -190,7 +190,7 @@ proptest! {
                 local: (at / 2 % 2 == 1).then_some(query.local),
                 direction: (at / 4 % 2 == 1).then_some(query.direction),
             };
-            let answer = explain(&policy, &question);
+            let answer = explain(&policy, &question, &[]);
             let regions: Vec<&Region> = answer.regions.iter().filter(|region| within(region, &query)).collect();
             prop_assert_eq!(regions.len(), 1, "{:?} {:?}", query, answer);
             let decision = decide(&policy, &query);
@@ -207,4 +207,46 @@ proptest! {
             }
         }
     }
+}
+
+const TRUST: &str = r#"
+[[rule]]
+name = "trusted"
+action = "allow"
+trust = true
+ports = [22]
+
+[[rule]]
+name = "denied"
+action = "deny"
+ports = [23]
+"#;
+
+/// Regions as "ports action by".
+fn held(direction: Direction, held: &[Held]) -> Vec<String> {
+    let peer = parse::endpoint("192.0.2.1").unwrap().0;
+    let question = Question { peer, port: None, local: None, direction: Some(direction) };
+    let answer = explain(&policy(TRUST), &question, held);
+    let region = |r: &Region| format!("{} {} {}", r.ports.join(","), r.action, r.by);
+    answer.regions.iter().map(region).collect()
+}
+
+#[test]
+fn the_quarantine_denies_what_rules_allow_without_trust() {
+    let all = Held { port: None, outbound: true, inbound: false };
+    let service = Held { port: Some(443), ..all };
+    assert_eq!(
+        held(Direction::Outbound, &[all]),
+        ["1-21,24-65535 deny quarantine", "22 allow rule", "23 deny rule"]
+    );
+    assert_eq!(
+        held(Direction::Outbound, &[service, Held { port: Some(22), ..all }]),
+        ["1-21,24-442,444-65535 allow default", "22 allow rule", "23 deny rule", "443 deny quarantine"]
+    );
+    assert_eq!(
+        held(Direction::Inbound, &[all, service]),
+        ["1-21,24-65535 allow default", "22 allow rule", "23 deny rule"]
+    );
+    let both = Held { inbound: true, ..all };
+    assert_eq!(held(Direction::Inbound, &[both])[0], "1-21,24-65535 deny quarantine");
 }
