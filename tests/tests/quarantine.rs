@@ -6,8 +6,9 @@ use std::os::unix::process::CommandExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use smc_policy::kernel::guard::Store;
-use smc_policy_common::quarantine::COMMANDED_ENTRIES;
+use smc_policy::kernel::guard::{Quarantine, Store, now};
+use smc_policy_common::quarantine::{COMMANDED_ENTRIES, Entry, Key};
+use smc_policy_common::query::Addr;
 use smc_policy_tests::lab::{assert_denied, assert_smc, listen};
 use smc_policy_tests::{Kind, Lab, Need, Run, eventually, exchange, needs, needs_hook};
 
@@ -251,23 +252,23 @@ fn full_is_an_error_that_changes_nothing() {
     Lab::run(|lab| {
         lab.apply(ALLOW);
         quarantine(lab, &["add", "127.0.0.2"]).ok();
-        let now = unix_now();
-        let peers = |count: u32| -> Vec<Value> {
-            let ip = |n: u32| std::net::Ipv4Addr::from_bits(0x0a00_0000 + n).to_string();
-            (0..count).map(|n| record(&ip(n), Store::Commanded, 1, 3600)).collect()
-        };
-        let too_many = file(lab, "too-many.json", now, &peers(COMMANDED_ENTRIES));
-        quarantine(lab, &["import", &too_many]).refused(3, &["full", "65536 more", "remove"]);
-        assert_eq!(listed(lab).len(), 1);
-        let room = file(lab, "room.json", now, &peers(COMMANDED_ENTRIES - 1));
-        quarantine(lab, &["import", &room]).ok();
+        // As many by commands would take minutes.
+        let kernel = Quarantine::open(&lab.pins()).unwrap().expect("a quarantine");
+        let entry =
+            |until| Entry { until, directions: Entry::OUTBOUND, cause: 7, count: 1, ..Entry::default() };
+        let key = |n: u32| Key::new(Addr::v4(0x0a00_0000 + n), 0);
+        let fill: Vec<_> =
+            (1..COMMANDED_ENTRIES).map(|n| (key(n), entry(now() + 3_600_000_000_000))).collect();
+        kernel.put_all(Store::Commanded, &fill).unwrap();
         quarantine(lab, &["add", "127.0.0.3"]).refused(3, &["full", "nothing was changed", "remove"]);
+        let one = file(lab, "one.json", unix_now(), &[record("127.0.0.3", Store::Commanded, 1, 3600)]);
+        quarantine(lab, &["import", &one]).refused(3, &["65536 of at most 65536", "1 more"]);
         assert_smc(Kind::AfSmc, None, &listen(Kind::AfSmc, "127.0.0.3"));
         assert_denied(Kind::AfSmc, None, &listen(Kind::AfSmc, "127.0.0.2"));
-        // One that is there may be changed, and one that has expired makes room.
-        quarantine(lab, &["add", "127.0.0.2", "--for", "1s"]).ok();
-        std::thread::sleep(Duration::from_secs(2));
-        quarantine(lab, &["add", "127.0.0.3"]).ok();
+        // What has expired makes room.
+        kernel.put(Store::Commanded, key(7), &entry(now())).unwrap();
+        quarantine(lab, &["import", &one]).ok();
+        assert_eq!(kernel.get(Store::Commanded, key(7)).unwrap(), None);
         assert_denied(Kind::AfSmc, None, &listen(Kind::AfSmc, "127.0.0.3"));
     });
 }

@@ -359,6 +359,51 @@ pub fn keys(map: BorrowedFd<'_>) -> io::Result<Vec<Vec<u8>>> {
     Ok(keys)
 }
 
+/// All elements of a hash map, key and value of any size, many with each system call (Linux 5.6). What comes and goes meanwhile
+/// may be there or not.
+///
+/// # Errors
+/// The system call's.
+pub fn elements(map: BorrowedFd<'_>) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let info = map_info(map)?;
+    let (key_size, value_size) = (info.key_size as usize, user_value_size(&info)?);
+    let mut elements = Vec::new();
+    let mut room = 4096.min(info.max_entries);
+    // Where the next batch begins: a bucket's number (`__htab_map_lookup_and_delete_batch`, kernel/bpf/hashtab.c).
+    let mut from: Option<u32> = None;
+    loop {
+        let (mut keys, mut values) =
+            (vec![0u8; room as usize * key_size], vec![0u8; room as usize * value_size]);
+        let mut next = 0u32;
+        let mut a = attr();
+        a.batch.map_fd = map.as_raw_fd() as u32;
+        a.batch.in_batch = from.as_ref().map_or(0, |from| ptr::from_ref(from) as u64);
+        a.batch.out_batch = (&raw mut next) as u64;
+        a.batch.keys = keys.as_mut_ptr() as u64;
+        a.batch.values = values.as_mut_ptr() as u64;
+        a.batch.count = room;
+        let read = bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut a);
+        let is_last = match read {
+            Ok(_) => false,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
+            // One bucket has more: it is read whole or not at all.
+            Err(e) if e.raw_os_error() == Some(libc::ENOSPC) && room < info.max_entries => {
+                room = room.saturating_mul(2).min(info.max_entries);
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        // SAFETY: the kernel stored the number of elements in this field of the union, which was initialized before.
+        let count = unsafe { a.batch.count }.min(room) as usize;
+        let pairs = keys.chunks_exact(key_size).zip(values.chunks_exact(value_size));
+        elements.extend(pairs.take(count).map(|(key, value)| (key.to_vec(), value.to_vec())));
+        if is_last {
+            return Ok(elements);
+        }
+        from = Some(next);
+    }
+}
+
 /// Makes a map read-only for user space; the verifier then takes its values as constants.
 ///
 /// # Errors

@@ -112,14 +112,9 @@ impl Quarantine {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn list(&self, store: Store) -> Result<Vec<(Key, Entry)>, KernelError> {
-        let mut entries = Vec::new();
-        for bytes in self.keys(store)? {
-            let Some(key) = key_of(&bytes) else { continue };
-            // One that went meanwhile is none.
-            if let Some(entry) = self.get(store, key)? {
-                entries.push((key, entry));
-            }
-        }
+        let elements = sys::elements(self.map(store)).doing(|| "list the quarantine".into())?;
+        let mut entries: Vec<(Key, Entry)> =
+            elements.iter().filter_map(|(key, value)| Some((key_of(key)?, entry_of(value)?))).collect();
         entries.sort_by_key(|(key, _)| *key);
         entries.dedup_by_key(|(key, _)| *key);
         Ok(entries)
