@@ -7,7 +7,7 @@ use std::fs;
 use smc_policy::kernel::{hs_ctrl, sys as kernel};
 use smc_policy_tests::attaching::run;
 use smc_policy_tests::{
-    Hook, Killer, Lab, Rng, Run, Services, Traffic, Trap, is_full, needs_hook, scaled, sys,
+    Hook, Killer, Lab, Mount, Rng, Run, Services, Traffic, Trap, is_full, needs_hook, scaled, sys,
 };
 
 const OLD: u64 = 0b0101;
@@ -223,5 +223,33 @@ fn hooks_that_cannot_be_switched_stay() {
         apply(lab, &services, Hook::HsCtrl, OLD).ok();
         lab.assert_enforced_by(Hook::HsCtrl);
         run("ip link del odd0");
+    });
+}
+
+/// Without its record nobody could say what is in force: the hook that was added goes again.
+#[test]
+fn hooks_that_cannot_be_recorded_are_not_switched() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let services = Services::open();
+        let mount = Mount::small(&lab.home.path("run"), 64);
+        for before in [Hook::HsCtrl, Hook::Tc] {
+            apply(lab, &services, before, OLD).ok();
+            let generation = lab.generation();
+            let fill = mount.fill();
+            for version_change in [false, true] {
+                if version_change {
+                    lab.pretend_other_version();
+                }
+                apply(lab, &services, other(before), NEW).refused(3, &["gen-", "No space left"]);
+                assert_in_force(lab, &services, OLD);
+                assert_eq!(lab.generation(), generation);
+            }
+            fs::remove_file(fill).unwrap();
+            let status = lab.home.run(["status", "--json"]).json();
+            assert_eq!(status["hook"], before.to_string(), "{status:#}");
+            apply(lab, &services, before, OLD).ok();
+            lab.assert_enforced_by(before);
+        }
     });
 }

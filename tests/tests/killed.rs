@@ -88,7 +88,7 @@ fn a_killed_first_apply_leaves_nothing_or_all() {
     let rng = Rng::from_environment("a_killed_first_apply_leaves_nothing_or_all");
     Lab::run(|lab| {
         let services = Services::open();
-        let policy = lab.home.write("policy.toml", &services.policy(0b1001));
+        let policy = lab.home.write("policy.toml", &services.policy_both_ways(0b1001));
         let policy = policy.to_str().unwrap();
         let usual = lab.home.run(["apply", policy]).ok().time;
         lab.home.run(["detach"]).ok();

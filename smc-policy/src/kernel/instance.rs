@@ -56,6 +56,10 @@ const MAPS: [(&str, &str); 6] = [
     ("smcpol_last", "last"),
 ];
 
+/// The programs for devices that the tc hook consists of.
+const JUDGING: [TcProgram; 4] =
+    [TcProgram::EgressEthernet, TcProgram::EgressIp, TcProgram::IngressEthernet, TcProgram::IngressIp];
+
 /// The pin of the smc_hs_ctrl registration.
 const REGISTRATION: &str = "registration";
 
@@ -255,7 +259,7 @@ impl Instance {
     /// [`KernelError::Io`].
     pub fn has_traces_of_other(&self, hook: Hook) -> Result<bool, KernelError> {
         Ok(match hook {
-            Hook::HsCtrl => TcProgram::ALL.iter().any(|program| self.dir.join(tc_pin(*program)).exists()),
+            Hook::HsCtrl => JUDGING.iter().any(|program| self.dir.join(tc_pin(*program)).exists()),
             Hook::Tc => self.dir.join(REGISTRATION).exists() || hs_ctrl::registered(&self.id)?.is_some(),
         })
     }

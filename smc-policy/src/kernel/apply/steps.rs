@@ -1,237 +1,36 @@
-//! Puts a policy in force.
-//!
-//! Every change of the policy is one store of a generation number. What else changes (hook, devices, namespaces, programs,
-//! the size of tables) changes before or after it, while the old way and the new one decide alike:
-//!
-//! - a new instance is first given the policy *in force* and takes the old one's place everywhere, then the new policy is
-//!   one store; smaller tables follow after it in the same way;
-//! - another hook, device or namespace is added before the store, and what is not to be is taken away after it.
-//!
-//! Killed anywhere, the old policy or the new one is in force, whole, and the next apply removes what was left.
+//! What an apply does, step by step.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{
-    barrier::wait_for_programs,
-    capability, detach,
-    enforce::{self, Scope},
-    error::KernelError,
-    guard,
-    hook::{self, Hook},
-    hs_ctrl::{self, Selected},
-    instance::Instance,
-    lock::{self, Lock},
-    object::{self, Sizes},
-    pinned,
-    record::{self, Overrides, Record},
-    replaced,
-    state::State,
-    store, tc,
-    unconfirmed::{self, Unconfirmed},
-    unsettled,
+    ApplyError, Change, Outcome, Request,
+    sizes::{Compiled, fits, is_wasteful, room_for},
 };
 use crate::{
+    kernel::{
+        barrier::wait_for_programs,
+        detach,
+        enforce::{self, Scope},
+        error::KernelError,
+        guard,
+        hook::Hook,
+        hs_ctrl::{self, Selected},
+        instance::Instance,
+        object::{self, Sizes},
+        pinned,
+        record::{self, Record},
+        replaced,
+        state::State,
+        store, tc,
+        unconfirmed::{self, Unconfirmed},
+        unsettled,
+    },
     paths::Paths,
-    policy::{CompileError, Config, Policy, Slots, SourceFile, Tables, compile, config::Namespaces},
+    policy::{Policy, Slots, compile, config::Namespaces},
 };
 
-/// What to put in force.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// The texts the policy was read from, which are recorded.
-    pub sources: &'a [SourceFile],
-    /// The policy.
-    pub policy: &'a Policy,
-    /// The files and folders they were found by; empty: the two policy folders.
-    pub origin: &'a [PathBuf],
-    /// How it is enforced.
-    pub config: &'a Config,
-    /// What of that the command line said.
-    pub overrides: Overrides,
-    /// The file read instead of config.toml; an absolute path.
-    pub config_file: Option<&'a Path>,
-    /// Take over from a foreign smc_hs_ctrl.
-    pub replace_foreign: bool,
-    /// Random; tells this apply from every other.
-    pub token: &'a str,
-    /// It waits for confirmation until then, seconds since 1970.
-    pub unconfirmed_until: Option<u64>,
-}
-
-/// How it came into force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// It was in force already.
-    None,
-    /// It was in force already, waiting for confirmation; it no longer does.
-    Confirmed,
-    /// The first policy since start or `detach`.
-    First,
-    /// One store of the generation.
-    Switched,
-    /// New programs or larger tables replaced the old ones.
-    Replaced,
-}
-
-/// A policy that is in force.
-#[derive(Debug)]
-pub struct Outcome {
-    /// Its generation.
-    pub generation: u64,
-    /// How.
-    pub change: Change,
-    /// What was in force before, as far as it is recorded.
-    pub before: Option<Record>,
-    /// The hook that enforces it.
-    pub hook: Hook,
-    /// Why it is tc, where the choice was left to the tool.
-    pub why_tc: Option<String>,
-    /// Devices that have programs now and had none.
-    pub attached: Vec<String>,
-    /// The foreign smc_hs_ctrl that is selected again, now that the policy is enforced by the other hook.
-    pub restored: Option<String>,
-    /// Entries of the saved quarantine that hold again.
-    pub quarantine_restored: usize,
-    /// What did not work without harm to the policy in force.
-    pub warnings: Vec<String>,
-}
-
-/// Why a policy was not put in force. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
-    /// The kernel or host.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The policy needs too much.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// `--confirm` for a policy that is in force and waits already.
-    #[error(
-        "this policy is in force and waits for confirmation: what was in force before returns in {seconds} s, unless \
-         Enter is pressed there, or the same `smc-policy apply` is given without --confirm"
-    )]
-    Waiting {
-        /// Until the old policy returns.
-        seconds: u64,
-    },
-    /// `--confirm` where what is in force cannot be returned to.
-    #[error("--confirm needs something to return to: {0}")]
-    NoWayBack(String),
-}
-
-/// A compiled policy with the slots it counts in.
-pub(super) struct Compiled {
-    tables: Tables,
-    slots: Slots,
-    fresh: Vec<u32>,
-}
-
-impl Compiled {
-    fn new(request: &Request<'_>, in_force: Option<&Record>) -> Result<Self, CompileError> {
-        let (slots, fresh) = record::assign_slots(request.policy, in_force);
-        Ok(Self { tables: compile(request.policy, &slots, &request.config.settings())?, slots, fresh })
-    }
-
-    fn needs(&self) -> Sizes {
-        Sizes { cells: self.tables.cells.len() as u32, slots: self.slots.all().max().unwrap_or(0) + 1 }
-    }
-}
-
-/// Cells and slots of a new instance that is to hold a policy which needs `needs`: room to grow, and no less than a
-/// page.
-pub fn room_for(needs: Sizes) -> Sizes {
-    Sizes {
-        cells: needs.cells.next_power_of_two().max(512),
-        slots: (needs.slots + needs.slots / 4).next_power_of_two().max(64),
-    }
-}
-
-/// Tables this much larger than needed are replaced by smaller ones: 4 MiB and eight times too large.
-const WASTEFUL_CELLS: u32 = 1 << 19;
-
-fn is_wasteful(have: Sizes, needs: Sizes) -> bool {
-    have.cells >= WASTEFUL_CELLS && have.cells / 8 > needs.cells
-}
-
-fn fits(have: Sizes, needs: Sizes) -> bool {
-    have.cells >= needs.cells && have.slots >= needs.slots
-}
-
-/// Puts a policy in force. `waiting` is called once if another process holds the lock.
-///
-/// # Errors
-/// [`ApplyError`]; then nothing was changed.
-pub fn apply(paths: &Paths, request: &Request<'_>, waiting: impl FnOnce()) -> Result<Outcome, ApplyError> {
-    capability::require("putting a policy in force")?;
-    // Before the lock and the work: is there anything to apply it to? And compile without the lock.
-    let early = State::read(paths)?;
-    let compiled = Compiled::new(request, early.record.as_ref())?;
-    let lock = lock::take(&paths.lock(), waiting)?;
-    locked(paths, request, Some((early.record, compiled)), &lock)
-}
-
-/// [`apply`] under the lock. `early`: compiled before, for what was in force then.
-///
-/// # Errors
-/// As [`apply`].
-pub(super) fn locked(
-    paths: &Paths,
-    request: &Request<'_>,
-    early: Option<(Option<Record>, Compiled)>,
-    _lock: &Lock,
-) -> Result<Outcome, ApplyError> {
-    let state = State::read(paths)?;
-    pinned::refuse_other_namespaces(&paths.pins())?;
-    guard::Shared::check(&paths.pins())?;
-    let (hook, why_tc) = hook::choose(request.config.hook)?;
-    if hook == Hook::HsCtrl || matches!(state.selected, Selected::Ours(_)) {
-        hs_ctrl::check_writable()?;
-    }
-    if hook == Hook::HsCtrl
-        && let Selected::Foreign(name) = &state.selected
-        && !request.replace_foreign
-    {
-        return Err(KernelError::ForeignHsCtrl { name: name.clone() }.into());
-    }
-    let compiled = match early {
-        Some((record, compiled)) if record == state.record => compiled,
-        _ => Compiled::new(request, state.record.as_ref())?,
-    };
-    // A file that cannot be read keeps nothing waiting.
-    let waits = unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default();
-    let mut apply = Apply {
-        scope: Scope { paths, hook, config: request.config },
-        paths,
-        request,
-        selected: state.selected.clone(),
-        is_orphaned: state.is_orphaned,
-        had_shared: guard::Shared::folder(&paths.pins()).exists(),
-        is_unsettled: false,
-        waits,
-        attached: Vec::new(),
-        restored: None,
-        quarantine_restored: 0,
-        warnings: Vec::new(),
-    };
-    apply.recover(&state);
-    if request.unconfirmed_until.is_some() {
-        if let Some(waits) = apply.waits.as_ref().filter(|_| apply.is_in_force(&state)) {
-            return Err(ApplyError::Waiting { seconds: waits.seconds_left() });
-        }
-        if let Some(trouble) = state.trouble(paths) {
-            return Err(ApplyError::NoWayBack(trouble));
-        }
-    }
-    match apply.run(state, &compiled) {
-        Ok(outcome) => Ok(Outcome { why_tc, ..outcome }),
-        Err(e) => {
-            apply.clean_up();
-            Err(capability::explain_refusal(e).into())
-        }
-    }
-}
-
-struct Apply<'a> {
+/// An apply at work, under the lock.
+pub(super) struct Apply<'a> {
     paths: &'a Paths,
     request: &'a Request<'a>,
     /// What this namespace has selected.
@@ -251,10 +50,39 @@ struct Apply<'a> {
     scope: Scope<'a>,
 }
 
-impl Apply<'_> {
-    fn recover(&mut self, state: &State) {
-        let recovered = store::recover(&self.paths.state, state.record.as_ref());
-        self.warn(recovered);
+impl<'a> Apply<'a> {
+    /// Begins, with what an apply that was killed had announced.
+    pub(super) fn begin(scope: Scope<'a>, request: &'a Request<'a>, state: &State) -> Self {
+        let paths = scope.paths;
+        let mut apply = Self {
+            scope,
+            paths,
+            request,
+            selected: state.selected.clone(),
+            is_orphaned: state.is_orphaned,
+            had_shared: guard::Shared::folder(&paths.pins()).exists(),
+            is_unsettled: false,
+            // A file that cannot be read keeps nothing waiting.
+            waits: unconfirmed::read(&paths.run, state.record.as_ref()).unwrap_or_default(),
+            attached: Vec::new(),
+            restored: None,
+            quarantine_restored: 0,
+            warnings: Vec::new(),
+        };
+        let recovered = store::recover(&paths.state, state.record.as_ref());
+        apply.warn(recovered);
+        apply
+    }
+
+    /// Can the policy be put in force on trial?
+    pub(super) fn check_trial(&self, state: &State) -> Result<(), ApplyError> {
+        if let Some(waits) = self.waits.as_ref().filter(|_| self.is_in_force(state)) {
+            return Err(ApplyError::Waiting { seconds: waits.seconds_left() });
+        }
+        match state.trouble(self.paths) {
+            Some(trouble) => Err(ApplyError::NoWayBack(trouble)),
+            None => Ok(()),
+        }
     }
 
     fn warn(&mut self, result: Result<(), KernelError>) {
@@ -265,7 +93,7 @@ impl Apply<'_> {
 
     /// After it failed half way: what was in force is where it was and nowhere else, and what was made for the new policy is
     /// removed. The error in hand says more than one of this would, and the next apply does the same again.
-    fn clean_up(&self) {
+    pub(super) fn clean_up(&self) {
         let (paths, pins) = (self.paths, self.paths.pins());
         let Ok(state) = State::read(paths) else { return };
         let released = match (&state.instance, &state.record) {
@@ -314,7 +142,8 @@ impl Apply<'_> {
             && record.hook == self.scope.hook
     }
 
-    fn run(&mut self, state: State, compiled: &Compiled) -> Result<Outcome, KernelError> {
+    /// Does it.
+    pub(super) fn run(&mut self, state: State, compiled: &Compiled) -> Result<Outcome, KernelError> {
         let before = state.record;
         let (generation, change) = match &state.instance {
             Some(instance) if self.is_current(instance) && fits(instance.info().sizes, compiled.needs()) => {
@@ -650,28 +479,5 @@ impl Apply<'_> {
             let unregistered = hs_ctrl::unregister_by_id(old);
             self.warn(unregistered);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn small_policies_stay_small_and_large_ones_have_room() {
-        assert_eq!(room_for(Sizes { cells: 100, slots: 5 }), Sizes { cells: 512, slots: 64 });
-        assert_eq!(room_for(Sizes { cells: 600, slots: 120 }), Sizes { cells: 1024, slots: 256 });
-    }
-
-    #[test]
-    fn when_tables_are_replaced() {
-        let have = Sizes { cells: 512, slots: 64 };
-        assert!(fits(have, Sizes { cells: 1, slots: 64 }));
-        assert!(!fits(have, Sizes { cells: 513, slots: 1 }));
-        assert!(!fits(have, Sizes { cells: 1, slots: 65 }));
-        assert!(!is_wasteful(have, Sizes { cells: 1, slots: 1 }));
-        let large = Sizes { cells: 1 << 20, slots: 64 };
-        assert!(is_wasteful(large, Sizes { cells: 100, slots: 1 }), "8 MiB for a page");
-        assert!(!is_wasteful(large, Sizes { cells: 1 << 19, slots: 1 }));
     }
 }
