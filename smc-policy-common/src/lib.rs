@@ -4,8 +4,10 @@
 //! line, what runs in the kernel.
 #![no_std]
 
+pub mod canary;
 pub mod counters;
 pub mod quarantine;
 pub mod query;
+pub mod siphash;
 pub mod table;
 pub mod tcp_option;

@@ -6,7 +6,7 @@
 use crate::query::{Addr, Direction};
 
 /// Version of [`Key`], [`Entry`], [`Learned`] and of the set of shared maps.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// Entries that programs may learn.
 pub const LEARNED_ENTRIES: u32 = 65_536;

@@ -49,6 +49,8 @@ pub const FLAG_LOCAL: u16 = 2;
 pub const FLAG_PLAIN_RETRANSMISSIONS: u16 = 4;
 /// Flag in cell 0: SYNs that pass through this host are judged as well, as outbound (tc only).
 pub const FLAG_FORWARDED: u16 = 8;
+/// Flag in cell 0: allowed SYNs are marked, and answers that return the mark lose the SMC option.
+pub const FLAG_CANARY: u16 = 16;
 
 /// IPv4 peers: an [`index32`] descriptor.
 pub const H_PEER4: u32 = 1;

@@ -20,3 +20,5 @@ pub const SMC_LENGTH: u8 = 6;
 pub const CANARY_EXID: u16 = 0x5350;
 /// Length of the canary with kind and length.
 pub const CANARY_LENGTH: u8 = 8;
+/// Length of the short canary, which has no nonce: for SYNs without room for more.
+pub const CANARY_SHORT: u8 = 4;

@@ -3,7 +3,8 @@
 //! | file | programs |
 //! |---|---|
 //! | `hs_ctrl.rs` | the two callbacks of the kernel's `smc_hs_ctrl` (struct_ops) |
-//! | `tc.rs` | take the SMC option out of SYNs (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
+//! | `tc.rs` | take the SMC option out of SYNs, and out of SYN-ACKs that return our mark (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
+//! | `sock_ops.rs` | marks the SYNs that are allowed (sock_ops); `canary.rs` says with what |
 //! | `quarantine.rs` | no program: the quarantine that the programs share |
 //! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
 //!
@@ -12,12 +13,14 @@
 #![no_std]
 #![no_main]
 
+mod canary;
 mod decision;
 mod hs_ctrl;
 mod maps;
 mod quarantine;
 mod query;
 mod sock;
+mod sock_ops;
 mod tc;
 mod tc_option;
 mod tc_packet;

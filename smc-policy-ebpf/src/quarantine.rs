@@ -7,10 +7,13 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray},
 };
 use smc_policy_common::{
+    canary::Opening,
     quarantine::{
-        COMMANDED_ENTRIES, Entry, FLAG_COMMANDED, FLAG_LEARNED, FLAGS, Key, LEARNED_ENTRIES, Learned,
+        COMMANDED_ENTRIES, Cause, ECHO_SPAN, Entry, FLAG_COMMANDED, FLAG_LEARNED, FLAGS, Key,
+        LEARNED_ENTRIES, Learned, next_span,
     },
     query::{Addr, Direction, Query},
+    tcp_option::{CANARY_EXID, CANARY_LENGTH, CANARY_SHORT, EXPERIMENTAL},
 };
 
 /// What programs learned.
@@ -79,6 +82,70 @@ pub extern "C" fn smcpol_holds(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
             break;
         }
         key.port = 0;
+    }
+    0
+}
+
+/// Puts the peer of a connection into quarantine for having returned our canary.
+#[inline(always)]
+pub fn learn(opening: &Opening, cause: Cause, nonce: u32) {
+    let how = u64::from(opening.peer_port) | (cause as u64) << 16 | u64::from(nonce) << 32;
+    smcpol_learn(opening.peer.hi, opening.peer.lo, how);
+}
+
+/// As a global function: what it keeps at hand takes no room in the callers' frames. `how`: the port, the cause from bit 16
+/// on, the nonce from bit 32 on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
+    let key = Key::new(Addr { hi: peer_hi, lo: peer_lo }, how as u16);
+    let (cause, nonce) = ((how >> 16) as u8, (how >> 32) as u32);
+    // SAFETY: takes no argument.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let Some(count) = COUNT.get_ptr_mut(0) else { return 0 };
+    match LEARNED.get_ptr_mut(&key) {
+        Some(entry) => {
+            // SAFETY: elements of the maps, not null. Two CPUs that learn the same at once may cost a count; the times
+            // that they write are the same but for moments.
+            unsafe {
+                let span = next_span(&*entry, now, ECHO_SPAN);
+                (*entry).span = span;
+                (*entry).until = now.wrapping_add(u64::from(span) * 1_000_000_000);
+                (*entry).last_seen = now;
+                (*entry).count = (*entry).count.wrapping_add(1);
+                (*entry).cause = cause;
+                (*entry).directions |= Entry::OUTBOUND;
+                (*count).renewed += 1;
+            }
+        }
+        None => {
+            let short = nonce == 0 && cause == Cause::ShortEcho as u8;
+            let length = if short { CANARY_SHORT } else { CANARY_LENGTH };
+            let ([exid_0, exid_1], [a, b, c, d]) = (CANARY_EXID.to_be_bytes(), nonce.to_be_bytes());
+            let entry = Entry {
+                until: now.wrapping_add(u64::from(ECHO_SPAN) * 1_000_000_000),
+                first_seen: now,
+                last_seen: now,
+                count: 1,
+                span: ECHO_SPAN,
+                cause,
+                directions: Entry::OUTBOUND,
+                evidence_length: length,
+                reserved: [0; 5],
+                evidence: [EXPERIMENTAL, length, exid_0, exid_1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0],
+            };
+            let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
+            // SAFETY: as above.
+            unsafe {
+                (*count).inserted += u64::from(inserted);
+                (*count).refused += u64::from(!inserted);
+            }
+        }
+    }
+    // After the entry: whoever sees the flag finds it.
+    if let Some(flag) = FLAG.get_ptr_mut(FLAG_LEARNED) {
+        // SAFETY: an element of the map, 8 bytes and aligned; others may store to it at any time.
+        unsafe { flag.write_volatile(1) };
     }
     0
 }

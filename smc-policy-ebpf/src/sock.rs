@@ -32,6 +32,12 @@ offsets! {
     OFF_V6_SADDR;
     /// `tcp_sock.inet_conn.icsk_retransmits`, u8.
     OFF_RETRANSMITS;
+    /// Byte of `tcp_sock.syn_smc`, a bit.
+    OFF_SYN_SMC;
+    /// Its bit in that byte, as a mask.
+    MASK_SYN_SMC;
+    /// `tcp_sock.ao_info`, a pointer: TCP-AO is in use.
+    OFF_AO_INFO;
     /// `inet_request_sock.req.num_retrans`, u8.
     OFF_REQ_RETRANS;
     /// `inet_request_sock.req.timeout`, jiffies: its low 32 bits (an unsigned long in 6.18, a u32 in 7.3).
@@ -55,6 +61,15 @@ impl Sock {
     pub unsafe fn from_argument(ctx: *mut core::ffi::c_void, n: usize) -> Self {
         // SAFETY: the context of a struct_ops program is an array of its 8-byte arguments.
         Self(unsafe { *ctx.cast::<*const u8>().add(n) })
+    }
+
+    /// What `bpf_skc_to_tcp_sock` returns.
+    ///
+    /// # Safety
+    /// `tcp` is such a pointer and not null.
+    #[inline(always)]
+    pub unsafe fn from_tcp(tcp: *const u8) -> Self {
+        Self(tcp)
     }
 
     #[inline(always)]

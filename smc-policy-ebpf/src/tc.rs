@@ -1,4 +1,4 @@
-//! The tc way of denying: takes the SMC option out of SYNs, on kernels without `smc_hs_ctrl` too.
+//! The tc way of denying, and the guard against peers that echo options: takes the SMC option out of SYNs, on kernels without `smc_hs_ctrl` too.
 //!
 //! Attached to devices of this host, at egress and ingress. What is no SYN leaves after a few loads. Always returns
 //! TC_ACT_UNSPEC: other programs of the chain still run, no packet is dropped.
@@ -11,22 +11,25 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use smc_policy_common::{
+    canary::Opening,
+    quarantine::Cause,
     query::{Direction, Query},
-    table::FLAG_FORWARDED,
+    table::{FLAG_CANARY, FLAG_FORWARDED, FLAG_OBSERVE},
 };
 
 use crate::{
+    canary,
     decision::{InForce, Transmission},
-    maps,
-    tc_option::Options,
-    tc_packet::{ETHERNET, NONE, Syn, may_be_syn},
-    tc_socket::{receiver, sender},
+    maps, quarantine,
+    tc_option::{Canary, Options},
+    tc_packet::{ETHERNET, NONE, SYN, SYN_ACK, Syn, look},
+    tc_socket::{is_awaited, receiver, sender},
 };
 
 /// Egress of devices whose packets begin with an Ethernet header.
 #[classifier]
 pub fn smcpol_out_eth(ctx: TcContext) -> i32 {
-    if may_be_syn(ctx.skb.skb, ETHERNET) {
+    if look(ctx.skb.skb, ETHERNET).may_be_syn() {
         outgoing(ctx.skb.skb, ETHERNET);
     }
     TC_ACT_UNSPEC
@@ -35,7 +38,7 @@ pub fn smcpol_out_eth(ctx: TcContext) -> i32 {
 /// Egress of devices whose packets begin with the IP header (tun, ipip, wireguard).
 #[classifier]
 pub fn smcpol_out_ip(ctx: TcContext) -> i32 {
-    if may_be_syn(ctx.skb.skb, NONE) {
+    if look(ctx.skb.skb, NONE).may_be_syn() {
         outgoing(ctx.skb.skb, NONE);
     }
     TC_ACT_UNSPEC
@@ -44,8 +47,12 @@ pub fn smcpol_out_ip(ctx: TcContext) -> i32 {
 /// Ingress of devices whose packets begin with an Ethernet header.
 #[classifier]
 pub fn smcpol_in_eth(ctx: TcContext) -> i32 {
-    if may_be_syn(ctx.skb.skb, ETHERNET) {
+    let look = look(ctx.skb.skb, ETHERNET);
+    if look.may_be_syn() {
         incoming(ctx.skb.skb, ETHERNET);
+    }
+    if look.may_be_syn_ack() {
+        answered(ctx.skb.skb, ETHERNET);
     }
     TC_ACT_UNSPEC
 }
@@ -53,8 +60,30 @@ pub fn smcpol_in_eth(ctx: TcContext) -> i32 {
 /// Ingress of devices whose packets begin with the IP header.
 #[classifier]
 pub fn smcpol_in_ip(ctx: TcContext) -> i32 {
-    if may_be_syn(ctx.skb.skb, NONE) {
+    let look = look(ctx.skb.skb, NONE);
+    if look.may_be_syn() {
         incoming(ctx.skb.skb, NONE);
+    }
+    if look.may_be_syn_ack() {
+        answered(ctx.skb.skb, NONE);
+    }
+    TC_ACT_UNSPEC
+}
+
+/// Ingress of devices whose packets begin with an Ethernet header, where something else judges SYNs: the guard alone.
+#[classifier]
+pub fn smcpol_ack_eth(ctx: TcContext) -> i32 {
+    if look(ctx.skb.skb, ETHERNET).may_be_syn_ack() {
+        answered(ctx.skb.skb, ETHERNET);
+    }
+    TC_ACT_UNSPEC
+}
+
+/// The same for devices whose packets begin with the IP header.
+#[classifier]
+pub fn smcpol_ack_ip(ctx: TcContext) -> i32 {
+    if look(ctx.skb.skb, NONE).may_be_syn_ack() {
+        answered(ctx.skb.skb, NONE);
     }
     TC_ACT_UNSPEC
 }
@@ -112,14 +141,14 @@ fn judge(
     way: u32,
     may_offer: impl FnOnce(&Syn, InForce, bool) -> bool,
 ) -> u64 {
-    let Some(syn) = Syn::find(skb, link) else { return 0 };
+    let Some(syn) = Syn::find(skb, link, SYN) else { return 0 };
     let mut options = MaybeUninit::uninit();
     let options = Options::empty(&mut options);
     if !options.read(skb, &syn) {
         return 0;
     }
     let table = InForce::now();
-    if !options.blank(table) {
+    if !options.blank(table, false) {
         return 0;
     }
     let counted = maps::was_counted(way, syn.key());
@@ -130,5 +159,54 @@ fn judge(
     if !may_offer(&syn, table, counted) && !options.write(skb, &syn) {
         maps::count(|stat| &mut stat.unchanged, true);
     }
+    0
+}
+
+/// A SYN-ACK that accepts SMC and returns our canary comes from somebody who echoes options: it loses both, so that the
+/// connection becomes plain TCP, and the peer is learned.
+#[inline(never)]
+extern "C" fn answered(skb: *mut __sk_buff, link: u32) -> u64 {
+    let Some(answer) = Syn::find(skb, link, SYN_ACK) else { return 0 };
+    let mut options = MaybeUninit::uninit();
+    let options = Options::empty(&mut options);
+    if !options.read(skb, &answer) {
+        return 0;
+    }
+    let table = InForce::now();
+    if !table.flags().is_some_and(|flags| flags & (FLAG_CANARY | FLAG_OBSERVE) == FLAG_CANARY) {
+        return 0;
+    }
+    if !options.blank(table, true) || options.is_signed() {
+        return 0;
+    }
+    let opening = Opening {
+        peer: answer.source,
+        local: answer.destination,
+        peer_port: answer.source_port,
+        local_port: answer.destination_port,
+        sequence: answer.acknowledged.wrapping_sub(1),
+    };
+    let (cause, nonce) = match options.canary() {
+        Canary::None => return 0,
+        Canary::Long(nonce) => {
+            if !canary::is_ours(&opening, nonce) {
+                maps::count(|stat| &mut stat.unproven, true);
+                return 0;
+            }
+            (Cause::Echo, nonce)
+        }
+        Canary::Short => (Cause::ShortEcho, 0),
+    };
+    if options.write(skb, &answer) {
+        maps::count(|stat| &mut stat.echoes, true);
+    } else {
+        maps::count(|stat| &mut stat.unchanged, true);
+    }
+    // The short one proves nothing: whoever knows our option could have sent it, unless it answers a SYN of ours.
+    if cause == Cause::ShortEcho && !is_awaited(skb, &answer) {
+        maps::count(|stat| &mut stat.unlearned, true);
+        return 0;
+    }
+    quarantine::learn(&opening, cause, nonce);
     0
 }

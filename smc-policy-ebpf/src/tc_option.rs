@@ -1,4 +1,4 @@
-//! Finds the SMC option in a SYN's TCP options and overwrites it with NOPs.
+//! Finds the SMC option, and our canary, in the TCP options of a SYN or SYN-ACK and overwrites them with NOPs.
 
 use core::{ffi::c_void, mem::MaybeUninit};
 
@@ -9,7 +9,10 @@ use aya_ebpf::{
 };
 use smc_policy_common::{
     table::{EXTRA_MAGICS, H_MAGICS},
-    tcp_option::{AUTHENTICATION, END, EXPERIMENTAL, NOP, SMC_LENGTH, SMC_MAGIC},
+    tcp_option::{
+        AUTHENTICATION, CANARY_EXID, CANARY_LENGTH, CANARY_SHORT, END, EXPERIMENTAL, NOP, SMC_LENGTH,
+        SMC_MAGIC,
+    },
 };
 
 use crate::{decision::InForce, tc_packet::Syn};
@@ -30,8 +33,14 @@ pub struct Options {
     at: u32,
     found: u32,
     signed: u32,
+    /// Length of the canary met first; 0: there is none.
+    canary: u32,
+    /// Its nonce, if it has one.
+    nonce: u32,
     /// Checksum of the words as they were, negated.
     sum_before: u32,
+    /// No byte is padding: older verifiers want all of what a function is given to be written.
+    rest: u32,
 }
 
 impl Options {
@@ -52,7 +61,10 @@ impl Options {
             (&raw mut (*this).at).write_volatile(0);
             (&raw mut (*this).found).write_volatile(0);
             (&raw mut (*this).signed).write_volatile(0);
+            (&raw mut (*this).canary).write_volatile(0);
+            (&raw mut (*this).nonce).write_volatile(0);
             (&raw mut (*this).sum_before).write_volatile(0);
+            (&raw mut (*this).rest).write_volatile(0);
             &mut *this
         }
     }
@@ -73,25 +85,25 @@ impl Options {
         result == 0 && self.words[..MOST as usize / 8].iter().any(|word| has_byte(*word, EXPERIMENTAL))
     }
 
-    /// Overwrites every SMC option, and says whether there is one.
+    /// Overwrites every SMC option and every canary, and says whether there is an SMC option. `answer`: in a SYN-ACK.
     ///
     /// What follows a malformed option is not looked at: the kernel does not either (`tcp_parse_options`,
     /// net/ipv4/tcp_input.c), but it does take what stands before.
     #[inline(always)]
-    pub fn blank(&mut self, table: InForce) -> bool {
+    pub fn blank(&mut self, table: InForce, answer: bool) -> bool {
         for extra in 0..EXTRA_MAGICS {
             match table.cell(H_MAGICS + extra as u32) {
                 Some(0) | None => {}
-                Some(pair) => self.magics[1 + extra] = pair as u32,
+                Some(pair) => {
+                    self.magics[1 + extra] = if answer { (pair >> 32) as u32 } else { pair as u32 };
+                }
             }
         }
         // SAFETY: the words have the length given, a multiple of 4; nothing is added.
         self.sum_before = unsafe {
             bpf_csum_diff(self.words.as_mut_ptr().cast(), MOST, core::ptr::null_mut(), 0, 0) as u32
         };
-        // bpf_loop (Linux 5.17): the verifier follows the callback once, not once a turn and path.
-        // SAFETY: the callback has the helper's signature and gets `self`, which outlives the call.
-        unsafe { bpf_loop(MOST, step as *const () as *mut c_void, (&raw mut *self).cast(), 0) };
+        smcpol_walk(self);
         self.found != 0
     }
 
@@ -99,6 +111,16 @@ impl Options {
     #[inline(always)]
     pub fn is_signed(&self) -> bool {
         self.signed != 0
+    }
+
+    /// The canary, after [`Self::blank`].
+    #[inline(always)]
+    pub fn canary(&self) -> Canary {
+        match self.canary as u8 {
+            0 => Canary::None,
+            CANARY_SHORT => Canary::Short,
+            _ => Canary::Long(self.nonce),
+        }
     }
 
     /// Writes the blanked options into the packet and corrects its checksum. False: the kernel refused, nothing was
@@ -162,10 +184,22 @@ impl Options {
         if kind == AUTHENTICATION {
             self.signed = 1;
         }
+        let is_ours = kind == EXPERIMENTAL && self.is_canary(at, length);
+        if is_ours && self.canary == 0 {
+            self.canary = length;
+            if length == u32::from(CANARY_LENGTH) {
+                self.nonce = self.word(at + 4);
+            }
+        }
         // As the kernel takes it (`smc_parse_options`, net/ipv4/tcp_input.c).
-        if kind == EXPERIMENTAL && length >= u32::from(SMC_LENGTH) && length % 2 == 0 && self.is_magic(at + 2)
-        {
+        let is_smc = kind == EXPERIMENTAL
+            && length >= u32::from(SMC_LENGTH)
+            && length % 2 == 0
+            && self.is_magic(at + 2);
+        if is_smc {
             self.found = 1;
+        }
+        if is_smc || is_ours {
             let mut i = 0;
             while i < MOST && i < length {
                 self.overwrite(at + i);
@@ -177,9 +211,19 @@ impl Options {
     }
 
     #[inline(always)]
+    fn word(&self, at: u32) -> u32 {
+        u32::from_be_bytes([self.byte(at), self.byte(at + 1), self.byte(at + 2), self.byte(at + 3)])
+    }
+
+    #[inline(always)]
+    fn is_canary(&self, at: u32, length: u32) -> bool {
+        (length == u32::from(CANARY_LENGTH) || length == u32::from(CANARY_SHORT))
+            && u16::from_be_bytes([self.byte(at + 2), self.byte(at + 3)]) == CANARY_EXID
+    }
+
+    #[inline(always)]
     fn is_magic(&self, at: u32) -> bool {
-        let magic =
-            u32::from_be_bytes([self.byte(at), self.byte(at + 1), self.byte(at + 2), self.byte(at + 3)]);
+        let magic = self.word(at);
         let mut found = false;
         for known in self.magics {
             found |= known == magic;
@@ -188,11 +232,40 @@ impl Options {
     }
 }
 
+/// The canary among a packet's options.
+#[derive(Clone, Copy)]
+pub enum Canary {
+    /// There is none.
+    None,
+    /// The short one.
+    Short,
+    /// With this nonce.
+    Long(u32),
+}
+
+/// What a turn of the walk gets: the helper takes nothing but a place on the stack.
+struct Walk {
+    options: *mut Options,
+}
+
+/// Walks through the options as a global function: the verifier follows it once for any options, wherever it is called.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_walk(options: *mut Options) -> u64 {
+    if options.is_null() {
+        return 0;
+    }
+    let mut walk = Walk { options };
+    // bpf_loop (Linux 5.17): the verifier follows the callback once, not once a turn and path.
+    // SAFETY: the callback has the helper's signature and gets `walk`, which outlives the call.
+    unsafe { bpf_loop(MOST, step as *const () as *mut c_void, (&raw mut walk).cast(), 0) as u64 }
+}
+
 /// One turn of the walk: 0 goes on, 1 stops.
 #[inline(never)]
-extern "C" fn step(_: u64, options: *mut c_void) -> i64 {
-    // SAFETY: bpf_loop hands over the pointer it was given, an Options that nothing else uses meanwhile.
-    let options = unsafe { &mut *options.cast::<Options>() };
+extern "C" fn step(_: u64, walk: *mut c_void) -> i64 {
+    // SAFETY: bpf_loop hands over the pointer it was given, a Walk, whose options nothing else uses meanwhile.
+    let options = unsafe { &mut *(*walk.cast::<Walk>()).options };
     i64::from(!options.advance())
 }
 

@@ -1,6 +1,6 @@
 //! Finds the SYN in a packet.
 //!
-//! [`may_be_syn`] is for every packet of the device: a few loads from the packet's linear part and no helper.
+//! [`look`] is for every packet of the device: a few loads from the packet's linear part and no helper.
 //! [`Syn::find`] looks again, at what may be one, by a helper that reaches all of the packet.
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
@@ -34,7 +34,10 @@ const EXTENSION_HEADERS: usize = 8;
 
 /// FIN, SYN, RST and ACK.
 const FLAGS: u8 = 0x17;
-const SYN: u8 = 0x02;
+/// Of these, a SYN has this one,
+pub const SYN: u8 = 0x02;
+/// and a SYN-ACK these two.
+pub const SYN_ACK: u8 = 0x12;
 
 /// Whether IPv6's next header `number` is one that another may follow. AH and ESP are not: what they protect must not be
 /// changed.
@@ -86,19 +89,46 @@ impl Linear {
     }
 }
 
-/// False: certainly no SYN that [`Syn::find`] would find.
+/// What a packet may be.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Look {
+    /// Certainly nothing that [`Syn::find`] would find.
+    Other,
+    /// Only a SYN.
+    Syn,
+    /// Only a SYN-ACK.
+    SynAck,
+    /// That must be looked at with a helper.
+    Unknown,
+}
+
+impl Look {
+    /// It may be a SYN.
+    #[inline(always)]
+    pub fn may_be_syn(self) -> bool {
+        matches!(self, Self::Syn | Self::Unknown)
+    }
+
+    /// It may be a SYN-ACK.
+    #[inline(always)]
+    pub fn may_be_syn_ack(self) -> bool {
+        matches!(self, Self::SynAck | Self::Unknown)
+    }
+}
+
+/// A first look at a packet behind `link` bytes of link header.
 #[inline(always)]
-pub fn may_be_syn(skb: *mut __sk_buff, link: u32) -> bool {
+pub fn look(skb: *mut __sk_buff, link: u32) -> Look {
     let mut ip = Linear::of(skb);
     // What is not in the linear part must be looked at with a helper.
     if !ip.has(link + IPV4_HEADER) {
-        return true;
+        return Look::Unknown;
     }
     let v4 = if link == NONE {
         match ip.byte(0) >> 4 {
             4 => true,
             6 => false,
-            _ => return false,
+            _ => return Look::Other,
         }
     } else {
         let mut ethertype = ip.be16(ETHERTYPE_AT);
@@ -114,37 +144,45 @@ pub fn may_be_syn(skb: *mut __sk_buff, link: u32) -> bool {
         match ethertype {
             ETHERTYPE_IPV4 => true,
             ETHERTYPE_IPV6 => false,
-            _ => return false,
+            _ => return Look::Other,
         }
     };
     let tcp = if v4 {
         if !ip.has(IPV4_HEADER) {
-            return true;
+            return Look::Unknown;
         }
         if ip.byte(9) != PROTOCOL_TCP {
-            return false;
+            return Look::Other;
         }
         ip.skip(u32::from(ip.byte(0) & 15) * 4)
     } else {
         if !ip.has(IPV6_HEADER) {
-            return true;
+            return Look::Unknown;
         }
         let next = ip.byte(6);
         // Of extension headers only this one comes in great numbers.
         if next == FRAGMENT && ip.has(IPV6_HEADER + 8) {
             let following = ip.byte(IPV6_HEADER);
             let is_rest = ip.be16(IPV6_HEADER + 2) & 0xfff8 != 0;
-            return !is_rest && (following == PROTOCOL_TCP || is_extension(following));
+            let may_be = !is_rest && (following == PROTOCOL_TCP || is_extension(following));
+            return if may_be { Look::Unknown } else { Look::Other };
         }
         if next != PROTOCOL_TCP {
-            return is_extension(next);
+            return if is_extension(next) { Look::Unknown } else { Look::Other };
         }
         ip.skip(IPV6_HEADER)
     };
-    !tcp.has(TCP_FLAGS_AT + 1) || tcp.byte(TCP_FLAGS_AT) & FLAGS == SYN
+    if !tcp.has(TCP_FLAGS_AT + 1) {
+        return Look::Unknown;
+    }
+    match tcp.byte(TCP_FLAGS_AT) & FLAGS {
+        SYN => Look::Syn,
+        SYN_ACK => Look::SynAck,
+        _ => Look::Other,
+    }
 }
 
-/// A SYN (not a SYN-ACK) that has TCP options.
+/// A SYN or SYN-ACK that has TCP options.
 pub struct Syn {
     /// Sender.
     pub source: Addr,
@@ -156,6 +194,8 @@ pub struct Syn {
     pub destination_port: u16,
     /// Sequence number.
     pub sequence: u32,
+    /// Acknowledged sequence number.
+    pub acknowledged: u32,
     /// Where the TCP header begins in the packet.
     pub tcp: u32,
     /// Bytes of its options: a multiple of 4, 4 to 40. All of them are in this packet.
@@ -181,9 +221,10 @@ impl Syn {
         u64::from(self.sequence) << 32 | u64::from(self.source_port) << 16 | u64::from(self.destination_port)
     }
 
-    /// Finds it behind `link` bytes of link header. `None`: there is none, or its headers do not hold together.
+    /// Finds one with these flags behind `link` bytes of link header. `None`: there is none, or its headers do not hold
+    /// together.
     #[inline(always)]
-    pub fn find(skb: *mut __sk_buff, link: u32) -> Option<Self> {
+    pub fn find(skb: *mut __sk_buff, link: u32, flags: u8) -> Option<Self> {
         let found = smcpol_tcp(skb, link);
         if found == 0 {
             return None;
@@ -197,9 +238,9 @@ impl Syn {
             let [source_hi, source_lo, hi, lo] = load::<[u64; 4]>(skb, ip + 8)?.map(u64::from_be);
             (Addr { hi: source_hi, lo: source_lo }, Addr { hi, lo })
         };
-        let [ports, sequence, _, fourth, _] = load::<[u32; 5]>(skb, tcp)?.map(u32::from_be);
+        let [ports, sequence, acknowledged, fourth, _] = load::<[u32; 5]>(skb, tcp)?.map(u32::from_be);
         let header = (fourth >> 28) * 4;
-        if (fourth >> 16) as u8 & FLAGS != SYN || header <= TCP_HEADER || tcp + header > end & OFFSET {
+        if (fourth >> 16) as u8 & FLAGS != flags || header <= TCP_HEADER || tcp + header > end & OFFSET {
             return None;
         }
         Some(Self {
@@ -208,6 +249,7 @@ impl Syn {
             source_port: (ports >> 16) as u16,
             destination_port: ports as u16,
             sequence,
+            acknowledged,
             tcp,
             options: header - TCP_HEADER,
         })

@@ -101,15 +101,45 @@ pub fn receiver(skb: *mut __sk_buff, syn: &Syn) -> Option<Owned> {
     }
 }
 
+/// Whether a connection of this namespace waits for this SYN-ACK.
+#[inline(always)]
+pub fn is_awaited(skb: *mut __sk_buff, answer: &Syn) -> bool {
+    let sock = find(skb, answer, answer.source_port);
+    if sock.is_null() {
+        return false;
+    }
+    // SAFETY: a socket pointer that is not null.
+    let tcp = unsafe { bpf_tcp_sock(sock) };
+    let awaited = field!(sock, state) == TCP_SYN_SENT
+        && !tcp.is_null()
+        && field!(tcp, snd_una).wrapping_add(1) == answer.acknowledged;
+    // SAFETY: found above, not null, and not used after this.
+    unsafe { bpf_sk_release(sock.cast()) };
+    awaited
+}
+
 /// State of the socket that a packet like `syn` from `source_port` is for.
 #[inline(always)]
 fn look_up(skb: *mut __sk_buff, syn: &Syn, source_port: u16) -> Option<u32> {
+    let sock = find(skb, syn, source_port);
+    if sock.is_null() {
+        return None;
+    }
+    let state = field!(sock, state);
+    // SAFETY: found above, not null, and not used after this.
+    unsafe { bpf_sk_release(sock.cast()) };
+    Some(state)
+}
+
+/// The socket that a packet like `syn` from `source_port` is for, or null; it must be released.
+#[inline(always)]
+fn find(skb: *mut __sk_buff, syn: &Syn, source_port: u16) -> *mut bpf_sock {
     // As `struct bpf_sock_tuple`: addresses, then ports, all as on the wire.
     let ports = u32::from_ne_bytes({
         let ([a, b], [c, d]) = (source_port.to_be_bytes(), syn.destination_port.to_be_bytes());
         [a, b, c, d]
     });
-    let sock = match (syn.source.as_v4(), syn.destination.as_v4()) {
+    match (syn.source.as_v4(), syn.destination.as_v4()) {
         (Some(source), Some(destination)) => {
             let mut tuple = [source.to_be(), destination.to_be(), ports];
             let size = size_of_val(&tuple) as u32;
@@ -133,14 +163,7 @@ fn look_up(skb: *mut __sk_buff, syn: &Syn, source_port: u16) -> Option<u32> {
                 )
             }
         }
-    };
-    if sock.is_null() {
-        return None;
     }
-    let state = field!(sock, state);
-    // SAFETY: found above, not null, and not used after this.
-    unsafe { bpf_sk_release(sock.cast()) };
-    Some(state)
 }
 
 #[inline(always)]

@@ -189,7 +189,7 @@ fn main() {
         Err(error) => return println!("{error}"),
     };
     let loaded = load(&[SourceFile { path: "bench.toml".into(), text: POLICY.into() }]).expect("a policy");
-    let settings = Settings { forwarded: true, ..Settings::default() };
+    let settings = Settings { forwarded: true, canary: true, ..Settings::default() };
     let tables = compile(&loaded.policy, &Slots::in_order(&loaded.policy), &settings).expect("tables");
     let map = |name| SharedCells::map(prepared.map(name).unwrap().as_fd()).expect("a mapping");
     assert!(map("smcpol_tab1").fill(&tables.cells));
@@ -204,8 +204,8 @@ fn main() {
     for tc in TcProgram::ALL {
         let ours = prepared.load_tc(tc).expect("the program");
         let link = match tc {
-            TcProgram::EgressEthernet | TcProgram::IngressEthernet => 14,
-            TcProgram::EgressIp | TcProgram::IngressIp => 0,
+            TcProgram::EgressEthernet | TcProgram::IngressEthernet | TcProgram::AnswersEthernet => 14,
+            TcProgram::EgressIp | TcProgram::IngressIp | TcProgram::AnswersIp => 0,
         };
         let line = |what: &str, (empty, ours): (u32, u32)| {
             let above = i64::from(ours) - i64::from(empty);
@@ -218,6 +218,8 @@ fn main() {
                 ("UDP", frame(v6, 0, 17, 53, 0, &[], 32)),
                 ("TCP data", frame(v6, 0, 6, 443, 0x18, &[1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0], 100)),
                 ("plain SYN", syn(v6, 0, ALLOWED_PORT, &[])),
+                ("plain SYN-ACK", frame(v6, 0, 6, ALLOWED_PORT, 0x12, &USUAL, 0)),
+                ("SMC SYN-ACK", frame(v6, 0, 6, ALLOWED_PORT, 0x12, &[&USUAL, &SMC[..]].concat(), 0)),
             ];
             if link != 0 {
                 direct.insert(2, ("TCP data, one VLAN tag", frame(v6, 1, 6, 443, 0x18, &[], 100)));

@@ -121,6 +121,12 @@ pub struct Half {
 }
 
 impl Half {
+    /// Its stream.
+    #[must_use]
+    pub const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Connects with a `kind` socket from `local` (`None`: the kernel chooses).
     ///
     /// # Errors

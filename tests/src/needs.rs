@@ -54,6 +54,8 @@ pub enum Need {
     U32,
     /// Test runs of tc programs on packets that are not linear (Linux 6.19).
     NonlinearRuns,
+    /// TCP-AO (Linux 6.7).
+    TcpAo,
     /// A second host, joined with this one ([`crate::joined`]).
     Peer,
     /// Filtering by nft.
@@ -125,6 +127,10 @@ impl Need {
                 ip("link add name w type wireguard\n")?;
                 command::run("wg", &["show", "w"])
             }),
+            Self::TcpAo => {
+                let socket = sys::stream_socket(libc::AF_INET, 0);
+                socket.is_ok_and(|socket| sys::set_tcp_ao_key(socket, Ipv4Addr::LOCALHOST).is_ok())
+            }
             Self::Peer => Role::of_this_host().is_some(),
         }
     }
@@ -156,6 +162,7 @@ impl fmt::Display for Need {
             Self::Vlan => "VLAN",
             Self::Ipip => "ipip",
             Self::Wireguard => "wireguard",
+            Self::TcpAo => "TCP-AO",
             Self::Peer => "a second host (SMC_POLICY_ROLE)",
         })
     }

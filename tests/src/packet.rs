@@ -53,6 +53,8 @@ pub struct Packet {
     pub destination_port: u16,
     /// TCP sequence number; [`Packet::syn`] gives another to each.
     pub sequence: u32,
+    /// Acknowledged sequence number.
+    pub acknowledged: u32,
     /// TCP flags.
     pub flags: u8,
     /// TCP options; padded with zeros to a multiple of 4, at most 40 bytes.
@@ -82,6 +84,7 @@ impl Packet {
             protocol: 6,
             source_port: 40_000,
             destination_port: port,
+            acknowledged: 0,
             flags: flags::SYN,
             options: options.to_vec(),
             payload: vec![],
@@ -96,7 +99,7 @@ impl Packet {
         tcp.extend(self.source_port.to_be_bytes());
         tcp.extend(self.destination_port.to_be_bytes());
         tcp.extend(self.sequence.to_be_bytes());
-        tcp.extend([0; 4]);
+        tcp.extend(self.acknowledged.to_be_bytes());
         let mut options = self.options.clone();
         options.resize(options.len().next_multiple_of(4), 0);
         tcp.extend([((5 + options.len() / 4) << 4) as u8, self.flags, 0xfa, 0xf0, 0, 0, 0, 0]);
@@ -202,6 +205,7 @@ impl Packet {
             source_port: 1 + rng.below(65_535) as u16,
             destination_port: 1 + rng.below(8) as u16,
             sequence: rng.number() as u32,
+            acknowledged: 0,
             flags: syn,
             options: options(rng, extra_magic),
             payload: if one_in(rng, 4) { rng.bytes(length) } else { vec![] },

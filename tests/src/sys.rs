@@ -6,7 +6,7 @@ pub mod packets;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::net::{SocketAddr, SocketAddrV6};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -87,6 +87,54 @@ pub fn set_reuse_address(socket: impl AsFd) -> io::Result<()> {
 /// What setsockopt(2) says.
 pub fn set_defer_accept(socket: impl AsFd, seconds: i32) -> io::Result<()> {
     set_option_at(&socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, &seconds)
+}
+
+/// Has segments to and from `peer`'s address signed by TCP-AO (Linux 6.7 with CONFIG_TCP_AO).
+///
+/// # Errors
+/// What setsockopt(2) says; ENOPROTOOPT: the kernel has none.
+pub fn set_tcp_ao_key(socket: impl AsFd, peer: Ipv4Addr) -> io::Result<()> {
+    const TCP_AO_ADD_KEY: i32 = 38;
+    /// `struct tcp_ao_add` (include/uapi/linux/tcp.h).
+    #[repr(C, align(8))]
+    struct Add {
+        family: u16,
+        port: u16,
+        address: [u8; 4],
+        rest: [u8; 120],
+        algorithm: [u8; 64],
+        interface: i32,
+        bits: u32,
+        reserved: u16,
+        prefix: u8,
+        send_id: u8,
+        receive_id: u8,
+        mac_length: u8,
+        flags: u8,
+        key_length: u8,
+        key: [u8; 80],
+    }
+    let (mut algorithm, mut key) = ([0; 64], [0; 80]);
+    algorithm[..10].copy_from_slice(b"hmac(sha1)");
+    key[..6].copy_from_slice(b"secret");
+    let add = Add {
+        family: libc::AF_INET as u16,
+        port: 0,
+        address: peer.octets(),
+        rest: [0; 120],
+        algorithm,
+        interface: 0,
+        bits: 0,
+        reserved: 0,
+        prefix: 32,
+        send_id: 100,
+        receive_id: 100,
+        mac_length: 0,
+        flags: 0,
+        key_length: 6,
+        key,
+    };
+    set_option_at(&socket, libc::IPPROTO_TCP, TCP_AO_ADD_KEY, &add)
 }
 
 /// Whether `socket` becomes readable within `limit` (at most 24 days).

@@ -169,6 +169,17 @@ fn the_verifier_has_little_to_follow() {
     }
 }
 
+/// So does the one that marks SYNs.
+#[test]
+fn the_verifier_has_little_to_follow_in_the_mark() {
+    needs!(Root, Smc);
+    let offsets = smc_policy::kernel::hs_ctrl::read_offsets().expect("the kernel's types");
+    assert!(offsets.has_smc());
+    let prepared = Prepared::new(Sizes { cells: 512, slots: 64 }, Some(&offsets)).expect("maps");
+    let program = prepared.load_mark().unwrap_or_else(|error| panic!("{error}"));
+    report("smcpol_mark", sys::verified_instructions(program.as_fd()).unwrap());
+}
+
 /// So do the callbacks, where the kernel has the hook.
 #[test]
 fn the_verifier_has_little_to_follow_in_the_callbacks() {

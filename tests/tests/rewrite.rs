@@ -29,7 +29,7 @@ const VENDOR_MAGIC: u32 = 0x0a0b_0c0d;
 /// The programs with a policy of their own, attached to nothing.
 struct Rig {
     prepared: Prepared,
-    programs: [(TcProgram, OwnedFd); 4],
+    programs: [(TcProgram, OwnedFd); 6],
     generation: Cell<u64>,
 }
 
@@ -357,6 +357,27 @@ fn where_the_option_stands() {
     let signed = [&S[..], &[29, 6, 1, 2, 3, 4]].concat();
     assert_eq!(run(&signed), signed);
     assert_eq!(rig.counters().signed, 1);
+}
+
+/// Who takes the SMC option out of a SYN takes the guard's canary too, and nothing if there is no SMC option.
+#[test]
+fn the_canary_goes_with_the_option() {
+    needs!(Root);
+    let rig = Rig::new(DENY_ALL, forwarded());
+    let canary = [254, 8, b'S', b'P', 1, 2, 3, 4];
+    let short = [254, 4, b'S', b'P'];
+    let other = [254, 8, b'S', b'Q', 1, 2, 3, 4];
+    for (options, expected) in [
+        ([&SMC[..], &canary].concat(), vec![1; 16]),
+        ([&short[..], &SMC].concat(), vec![1; 12]),
+        ([&[1][..], &canary, &SMC, &short, &[3, 3, 8]].concat(), [&[1; 21][..], &[3, 3, 8]].concat()),
+        ([&other[..], &SMC].concat(), [&other[..], &[1; 8]].concat()),
+        (canary.to_vec(), canary.to_vec()),
+    ] {
+        let packet = passing(&options);
+        let after = rig.run(TcProgram::EgressEthernet, &packet.bytes()).unwrap();
+        assert_eq!(after, Packet { options: expected, ..packet }.bytes(), "{options:02x?}");
+    }
 }
 
 #[test]

@@ -14,7 +14,8 @@ use super::{
 use crate::{
     kernel::{
         capability,
-        enforce::{self, Scope},
+        enforce::{self, Guarded, Scope},
+        guard::{self, Counted, Quarantine},
         hook::{self, Hook},
         hs_ctrl::{self, Selected},
         instance::Instance,
@@ -26,7 +27,7 @@ use crate::{
         unconfirmed,
     },
     paths::Paths,
-    policy::{Action, Policy, Slots},
+    policy::{Action, Policy, Slots, config::Guard},
 };
 
 mod text;
@@ -54,6 +55,7 @@ struct StatusDocument {
     unconfirmed_seconds_left: Option<u64>,
     table_bytes: Option<u64>,
     counters: Option<CountersDocument>,
+    guard: Option<GuardDocument>,
     defaults: Vec<DefaultDocument>,
     rules: Vec<RuleDocument>,
     namespaces: Vec<NamespaceDocument>,
@@ -82,6 +84,26 @@ struct CountersDocument {
     quarantined: u64,
     /// Connections to peers in quarantine that observe mode allowed.
     observed_quarantined: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct GuardDocument {
+    /// What config.toml says.
+    guard: Guard,
+    /// SYNs are marked.
+    marks: bool,
+    /// Devices whose SYN-ACKs are looked at.
+    devices: usize,
+    /// Devices whose SYN-ACKs are not, though they are to be.
+    unguarded: Vec<String>,
+    /// Learned entries of the quarantine.
+    learned: u64,
+    /// Its entries by command.
+    commanded: u64,
+    /// Learned entries that had to go for others.
+    evicted: u64,
+    /// Entries that could not be learned for want of memory.
+    refused: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -265,6 +287,47 @@ fn coverage(
     Ok(documents)
 }
 
+/// The guard and its quarantine.
+fn guard(
+    paths: &Paths,
+    state: &State,
+    notes: &mut Vec<String>,
+) -> Result<Option<GuardDocument>, super::Failure> {
+    let Some((instance, record)) = state.in_force() else { return Ok(None) };
+    let scope = Scope { paths, hook: record.hook, config: &record.config };
+    let counted = match Quarantine::open(&paths.pins())? {
+        Some(quarantine) => quarantine.counted()?,
+        None => Counted::default(),
+    };
+    let guarded = match record.config.guard {
+        Guard::Off => Guarded::default(),
+        Guard::Canary => enforce::inspect_guard(&scope, instance)?,
+    };
+    if record.config.guard == Guard::Canary && !record.config.observe {
+        if !guarded.marks {
+            let why = guard::mark::cgroup_root().err().map(|e| format!(" ({e})")).unwrap_or_default();
+            notes.push(format!(
+                "the echo guard marks no SYNs{why}: peers that echo TCP options are not noticed"
+            ));
+        }
+        if !guarded.unguarded.is_empty() {
+            notes.push(format!("the echo guard has no program at {}", guarded.unguarded.join(", ")));
+        }
+    }
+    let Guarded { marks, devices, unguarded } = guarded;
+    let Counted { learned, commanded, evicted, refused } = counted;
+    Ok(Some(GuardDocument {
+        guard: record.config.guard,
+        marks,
+        devices,
+        unguarded,
+        learned,
+        commanded,
+        evicted,
+        refused,
+    }))
+}
+
 fn selected_name(selected: &Selected) -> String {
     match selected {
         Selected::None => String::new(),
@@ -320,6 +383,7 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         ));
     }
     let namespaces = coverage(paths, state, &mut findings, &mut notes)?;
+    let guard = guard(paths, state, &mut notes)?;
     let mut document = StatusDocument {
         ok: findings.is_empty(),
         hook: state.instance.as_ref().map(|_| hook_of(state)),
@@ -333,6 +397,7 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         unconfirmed_seconds_left: unconfirmed.map(|u| u.seconds_left()),
         table_bytes: state.instance.as_ref().map(|i| u64::from(i.info().sizes.cells) * 16),
         counters: None,
+        guard,
         defaults: Vec::new(),
         rules: Vec::new(),
         namespaces,

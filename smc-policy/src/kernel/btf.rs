@@ -262,7 +262,22 @@ impl<'a> Btf<'a> {
         }
     }
 
+    /// Byte offset of a member of one bit, and its mask in that byte.
+    ///
+    /// # Errors
+    /// As [`Self::offset`].
+    pub fn bit(&self, structure: &str, path: &str) -> Result<(u32, u8), BtfError> {
+        let (bits, _) = self.locate_bits(structure, path)?;
+        // Big-endian compilers count from the highest bit.
+        let mask = if cfg!(target_endian = "big") { 0x80 >> (bits % 8) } else { 1 << (bits % 8) };
+        Ok((bits / 8, mask))
+    }
+
     fn locate(&self, structure: &str, path: &str) -> Result<(u32, TypeId), BtfError> {
+        self.locate_bits(structure, path).map(|(bits, id)| (bits / 8, id))
+    }
+
+    fn locate_bits(&self, structure: &str, path: &str) -> Result<(u32, TypeId), BtfError> {
         let mut id = self.structure(structure)?;
         let mut bits = 0u32;
         for name in path.split('.') {
@@ -271,7 +286,7 @@ impl<'a> Btf<'a> {
             bits = bits.checked_add(offset).ok_or_else(missing)?;
             id = next;
         }
-        Ok((bits / 8, id))
+        Ok((bits, id))
     }
 }
 

@@ -3,22 +3,23 @@
 //! The new way stands before the old one is taken away: in between both decide, alike or one of them as the new policy
 //! says, so that no connection goes unjudged and none is judged by a mixture.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, os::fd::AsFd};
 
 use super::{
     current,
     error::KernelError,
+    guard,
     hook::Hook,
     hs_ctrl::{self, Selected},
     instance::{Instance, TcPrograms},
     namespace::{self, Namespace, NamespaceId},
     object::TcProgram,
-    pinned, replaced,
+    pinned, replaced, sys,
     tc::{self, Device, Done, LinkLayer, Side},
 };
 use crate::{
     paths::Paths,
-    policy::config::{Config, Interfaces, Namespaces},
+    policy::config::{Config, Guard, Interfaces, Namespaces},
 };
 
 /// Where and how a policy is enforced.
@@ -86,6 +87,9 @@ pub fn establish(
         Hook::HsCtrl => {
             let anew = instance.register()?;
             select_everywhere(scope, instance, anew, &namespaces, &mut done)?;
+            if scope.config.guard == Guard::Canary {
+                guard_devices(scope, instance, &namespaces, &mut done);
+            }
         }
         Hook::Tc => {
             let pins = scope.paths.pins();
@@ -103,7 +107,47 @@ pub fn establish(
             }
         }
     }
+    if scope.config.guard == Guard::Canary
+        && let Err(e) = guard_sockets(scope, instance, &namespaces)
+    {
+        done.gaps.push(format!("the echo guard marks no SYNs: {e}"));
+    }
     Ok(done)
+}
+
+/// With smc_hs_ctrl: the guard's programs at every device. Where there are none, the policy holds all the same.
+fn guard_devices(scope: &Scope<'_>, instance: &Instance, namespaces: &[Namespace], done: &mut Established) {
+    let mut attached =
+        Established { attached: Vec::new(), gaps: Vec::new(), selected: done.selected.clone() };
+    let result = programs(scope, instance, namespaces)
+        .and_then(|programs| attach_everywhere(scope, &programs, namespaces, &mut attached));
+    let gaps = if attached.gaps.is_empty() {
+        result.err().map(|e| e.to_string()).into_iter().collect()
+    } else {
+        attached.gaps
+    };
+    done.gaps.extend(gaps.into_iter().map(|gap| format!("the echo guard: {gap}")));
+}
+
+/// Marks the SYNs of the namespaces.
+fn guard_sockets(
+    scope: &Scope<'_>,
+    instance: &Instance,
+    namespaces: &[Namespace],
+) -> Result<(), KernelError> {
+    let pins = scope.paths.pins();
+    let cgroups = [guard::mark::cgroup_root()?];
+    let program = instance.mark_program()?;
+    let shared = guard::Shared::ensure(&pins)?;
+    guard::mark::renew_key(&shared)?;
+    if scope.config.namespaces == Namespaces::All {
+        guard::mark::set_namespaces(&shared, None)?;
+    } else {
+        // One that cannot be entered is told when it cannot be covered.
+        let cookies = namespaces.iter().filter_map(|namespace| namespace.run(sys::network_cookie).ok()?.ok());
+        guard::mark::set_namespaces(&shared, Some(&cookies.collect::<Vec<_>>()))?;
+    }
+    guard::mark::attach(&pins, &cgroups, program.as_fd())
 }
 
 /// `anew`: it was registered just now, and whoever has its name selected has one that is gone.
@@ -160,8 +204,8 @@ fn programs(
     for namespace in namespaces {
         // A namespace that cannot be entered is told when it cannot be covered.
         let Ok(Ok(devices)) = namespace.run(|| wanted_devices(scope)) else { continue };
-        let programs = devices.iter().flat_map(|d| Side::ALL.map(|side| program_for(d, side)));
-        wanted.extend(programs.filter_map(Result::ok));
+        let programs = devices.iter().flat_map(|d| Side::ALL.map(|side| program_for(scope, d, side)));
+        wanted.extend(programs.filter_map(Result::ok).flatten());
     }
     instance.tc_programs(|program| wanted.contains(&program))
 }
@@ -250,7 +294,7 @@ fn attach_to(
 ) -> Result<bool, KernelError> {
     let mut anew = false;
     for side in Side::ALL {
-        let program = program_for(device, side)?;
+        let Some(program) = program_for(scope, device, side)? else { continue };
         let (_, fd) = programs.get(program).ok_or_else(|| KernelError::Missing {
             feature: "it came while the programs were loaded".into(),
             next: "`smc-policy apply` again".into(),
@@ -261,19 +305,28 @@ fn attach_to(
     Ok(anew)
 }
 
-fn program_for(device: &Device, side: Side) -> Result<TcProgram, KernelError> {
-    let link_layer = device.link_layer.ok_or_else(|| KernelError::Missing {
+fn link_layer(device: &Device) -> Result<LinkLayer, KernelError> {
+    device.link_layer.ok_or_else(|| KernelError::Missing {
         feature: format!(
             "its packets begin with a header that is not known (hardware type {})",
             device.hardware
         ),
         next: "name it in `exclude` of config.toml if no SMC is used over it".into(),
-    })?;
-    Ok(match (side, link_layer) {
-        (Side::Egress, LinkLayer::Ethernet) => TcProgram::EgressEthernet,
-        (Side::Egress, LinkLayer::Ip) => TcProgram::EgressIp,
-        (Side::Ingress, LinkLayer::Ethernet) => TcProgram::IngressEthernet,
-        (Side::Ingress, LinkLayer::Ip) => TcProgram::IngressIp,
+    })
+}
+
+/// What a device that is to be covered gets at this side.
+fn program_for(scope: &Scope<'_>, device: &Device, side: Side) -> Result<Option<TcProgram>, KernelError> {
+    let guard = scope.config.guard == Guard::Canary;
+    let link_layer = link_layer(device)?;
+    Ok(match (scope.hook, side, link_layer) {
+        (Hook::Tc, Side::Egress, LinkLayer::Ethernet) => Some(TcProgram::EgressEthernet),
+        (Hook::Tc, Side::Egress, LinkLayer::Ip) => Some(TcProgram::EgressIp),
+        (Hook::Tc, Side::Ingress, LinkLayer::Ethernet) => Some(TcProgram::IngressEthernet),
+        (Hook::Tc, Side::Ingress, LinkLayer::Ip) => Some(TcProgram::IngressIp),
+        (Hook::HsCtrl, Side::Ingress, LinkLayer::Ethernet) if guard => Some(TcProgram::AnswersEthernet),
+        (Hook::HsCtrl, Side::Ingress, LinkLayer::Ip) if guard => Some(TcProgram::AnswersIp),
+        (Hook::HsCtrl, ..) => None,
     })
 }
 
@@ -344,7 +397,7 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
             break;
         }
     }
-    let covered = keep.filter(|(scope, _)| scope.hook == Hook::Tc);
+    let covered = keep.filter(|(scope, _)| scope.hook == Hook::Tc || scope.config.guard == Guard::Canary);
     if let Err(e) = release_unreached(paths, covered, &wanted) {
         done.problems.push(e.to_string());
     }
@@ -352,8 +405,23 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
     // Unregistered while a namespace has it selected, it would go on there where nobody finds it.
     if let Some((scope, instance)) = keep.filter(|_| done.problems.is_empty()) {
         match scope.hook {
-            Hook::HsCtrl => instance.unpin_tc_programs()?,
+            Hook::HsCtrl => {}
             Hook::Tc => instance.unregister()?,
+        }
+        let devices_may_have = |program: TcProgram| match (scope.hook, program) {
+            (Hook::Tc, TcProgram::AnswersEthernet | TcProgram::AnswersIp) => false,
+            (Hook::Tc, _) => true,
+            (Hook::HsCtrl, TcProgram::AnswersEthernet | TcProgram::AnswersIp) => {
+                scope.config.guard == Guard::Canary
+            }
+            (Hook::HsCtrl, _) => false,
+        };
+        instance.unpin_tc_programs(|program| !devices_may_have(program))?;
+    }
+    if keep.is_none_or(|(scope, _)| scope.config.guard == Guard::Off) {
+        guard::mark::detach(&paths.pins())?;
+        if let Some((_, instance)) = keep {
+            instance.unpin_mark_program()?;
         }
     }
     Ok(done)
@@ -375,7 +443,9 @@ fn release_unreached(
             link.unpin()?;
             continue;
         }
-        let Some((_, instance)) = covered.filter(|(s, _)| s.config.namespaces == Namespaces::All) else {
+        let Some((_, instance)) =
+            covered.filter(|(s, _)| s.hook == Hook::Tc && s.config.namespaces == Namespaces::All)
+        else {
             link.end()?;
             continue;
         };
@@ -451,9 +521,12 @@ fn release_devices(
     let is_old = |id: u32, name: &str| is_ours(id, name) && !ours.kept.contains(&id);
     let mut found = false;
     for device in tc::devices()? {
-        let stays = keep
-            .is_some_and(|(scope, _)| scope.hook == Hook::Tc && is_wanted(&scope.config.interfaces, &device));
         for side in Side::ALL {
+            // What is of an unknown kind has none.
+            let stays = keep.is_some_and(|(scope, _)| {
+                is_wanted(&scope.config.interfaces, &device)
+                    && program_for(scope, &device, side).is_ok_and(|program| program.is_some())
+            });
             if !stays {
                 found |= tc::detach(&paths.links(), here, &device, side, &is_ours)?;
             } else if tc::chain(&device, side)?.iter().any(|a| is_old(a.program, &a.name)) {
@@ -573,7 +646,46 @@ fn inspect_device(device: &Device, programs: &HashSet<u32>) -> Result<DeviceCove
         }
     }
     let way = ways.first().copied().filter(|_| ways.len() == Side::ALL.len());
-    let problem = program_for(device, Side::Egress).err().or_else(|| tc::obstacle(device));
+    let problem = link_layer(device).err().or_else(|| tc::obstacle(device));
     let problem = problem.filter(|_| way.is_none()).map(|e| e.to_string());
     Ok(DeviceCoverage { name: device.name.clone(), way, ahead, problem })
+}
+
+/// How the guard is in place.
+#[derive(Debug, Default)]
+pub struct Guarded {
+    /// SYNs are marked.
+    pub marks: bool,
+    /// Devices whose answers are looked at.
+    pub devices: usize,
+    /// Devices whose answers are not.
+    pub unguarded: Vec<String>,
+}
+
+/// How the guard of the scope is in place.
+///
+/// # Errors
+/// [`KernelError`].
+pub fn inspect_guard(scope: &Scope<'_>, instance: &Instance) -> Result<Guarded, KernelError> {
+    let pins = scope.paths.pins();
+    let programs = pinned::tc_program_ids_of(&pins, instance.id())?;
+    let mut guarded = Guarded { marks: !guard::mark::attached(&pins)?.is_empty(), ..Guarded::default() };
+    // A namespace that cannot be reached is told with the namespaces.
+    for namespace in wanted(scope.config)?.0 {
+        let devices = namespace.run(|| {
+            let devices = wanted_devices(scope)?.into_iter().map(|device| {
+                let chain = tc::chain(&device, Side::Ingress)?;
+                Ok((device.name, chain.iter().any(|attached| programs.contains(&attached.program))))
+            });
+            devices.collect::<Result<Vec<_>, KernelError>>()
+        });
+        for (name, is_guarded) in devices.and_then(|devices| devices).unwrap_or_default() {
+            if is_guarded {
+                guarded.devices += 1;
+            } else {
+                guarded.unguarded.push(name);
+            }
+        }
+    }
+    Ok(guarded)
 }

@@ -356,6 +356,14 @@ impl KernelTypes {
     }
 }
 
+/// Where the socket fields are, of this kernel.
+///
+/// # Errors
+/// As [`KernelTypes::read`].
+pub fn read_offsets() -> Result<Offsets, KernelError> {
+    Ok(Offsets::find(&Btf::parse(read_btf("vmlinux")?, None)?)?)
+}
+
 /// Is the type information there that [`KernelTypes::read`] reads? Costs nothing, where reading it takes a while.
 ///
 /// # Errors

@@ -62,6 +62,8 @@ const JUDGING: [TcProgram; 4] =
 
 /// The pin of the smc_hs_ctrl registration.
 const REGISTRATION: &str = "registration";
+/// The pin of the program that marks SYNs.
+const MARK: &str = "mark";
 
 impl Info {
     fn to_bytes(self) -> [u8; INFO_BYTES] {
@@ -289,12 +291,41 @@ impl Instance {
         Ok(TcPrograms(programs))
     }
 
-    /// Unpins the programs for devices: no device has them any more.
+    /// Unpins the programs for devices that no device has any more.
     ///
     /// # Errors
     /// [`KernelError::Io`].
-    pub fn unpin_tc_programs(&self) -> Result<(), KernelError> {
-        TcProgram::ALL.iter().try_for_each(|program| self.unpin(tc_pin(*program)))
+    pub fn unpin_tc_programs(&self, which: impl Fn(TcProgram) -> bool) -> Result<(), KernelError> {
+        let mut programs = TcProgram::ALL.into_iter().filter(|program| which(*program));
+        programs.try_for_each(|program| self.unpin(tc_pin(program)))
+    }
+
+    /// The program that marks SYNs, loaded unless it is.
+    ///
+    /// # Errors
+    /// [`KernelError::Missing`] when the kernel has no SMC, [`KernelError::Refused`], [`KernelError::Io`].
+    pub fn mark_program(&self) -> Result<OwnedFd, KernelError> {
+        if self.dir.join(MARK).exists() {
+            return get_pin(&self.dir, MARK);
+        }
+        let offsets = hs_ctrl::read_offsets()?;
+        if !offsets.has_smc() {
+            return Err(KernelError::Missing {
+                feature: format!("this kernel ({}) is built without SMC", super::release()),
+                next: "nothing needs to be done: it sends no SYNs with the SMC option".into(),
+            });
+        }
+        let program = self.prepare(Some(&offsets))?.load_mark()?;
+        pin(&program, &self.dir, MARK)?;
+        Ok(program)
+    }
+
+    /// Unpins the program that marks SYNs.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unpin_mark_program(&self) -> Result<(), KernelError> {
+        self.unpin(MARK)
     }
 
     fn unpin(&self, name: &str) -> Result<(), KernelError> {

@@ -84,11 +84,22 @@ pub enum TcProgram {
     IngressEthernet,
     /// Ingress, without.
     IngressIp,
+    /// Ingress where something else judges SYNs, with Ethernet header: the guard alone.
+    AnswersEthernet,
+    /// The same, without.
+    AnswersIp,
 }
 
 impl TcProgram {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::EgressEthernet, Self::EgressIp, Self::IngressEthernet, Self::IngressIp];
+    pub const ALL: [Self; 6] = [
+        Self::EgressEthernet,
+        Self::EgressIp,
+        Self::IngressEthernet,
+        Self::IngressIp,
+        Self::AnswersEthernet,
+        Self::AnswersIp,
+    ];
 
     /// The program's name in the object and in the kernel.
     pub fn program(self) -> &'static str {
@@ -97,6 +108,8 @@ impl TcProgram {
             Self::EgressIp => "smcpol_out_ip",
             Self::IngressEthernet => "smcpol_in_eth",
             Self::IngressIp => "smcpol_in_ip",
+            Self::AnswersEthernet => "smcpol_ack_eth",
+            Self::AnswersIp => "smcpol_ack_ip",
         }
     }
 }
@@ -144,6 +157,11 @@ impl Prepared {
                 "smcpol_tab0" | "smcpol_tab1" => map.set_max_entries(sizes.cells),
                 "smcpol_hits" => map.set_max_entries(sizes.slots),
                 _ => {}
+            }
+            if map.map_type() == bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as u32 {
+                let fd = sys::map_create_socket_storage(name).doing(|| format!("create the map {name}"))?;
+                maps.insert(name.clone(), fd);
+                continue;
             }
             // aya-obj leaves the type of a data section's map open.
             let data = !map.data().is_empty();
@@ -226,6 +244,14 @@ impl Prepared {
         self.load(program.program(), bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS, None)
     }
 
+    /// Loads the program that marks SYNs.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Object`].
+    pub fn load_mark(&self) -> Result<OwnedFd, KernelError> {
+        self.load("smcpol_mark", bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, None)
+    }
+
     /// Loads a struct_ops callback for the member number `member` of the kernel's struct with this BTF id.
     ///
     /// # Errors
@@ -285,7 +311,7 @@ mod tests {
         let object = Object::parse(&OBJECT.0).unwrap();
         let callbacks = [Callback::Syn, Callback::SynAck].map(Callback::program);
         let tc = TcProgram::ALL.map(TcProgram::program);
-        for program in ["smcpol_query"].into_iter().chain(callbacks).chain(tc) {
+        for program in ["smcpol_query", "smcpol_mark"].into_iter().chain(callbacks).chain(tc) {
             assert!(object.programs.contains_key(program), "{program}");
         }
         for name in tc {

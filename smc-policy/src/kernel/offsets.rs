@@ -9,7 +9,7 @@ const ABSENT: u32 = u32::MAX;
 const LOW_WORD: &str = "OFF_REQ_TIMEOUT";
 
 /// Global of the object, struct, member path, and whether a kernel may lack it.
-const FIELDS: [(&str, &str, &str, bool); 11] = [
+const FIELDS: [(&str, &str, &str, bool); 12] = [
     ("OFF_FAMILY", "sock_common", "skc_family", false),
     ("OFF_DADDR", "sock_common", "skc_daddr", false),
     ("OFF_SADDR", "sock_common", "skc_rcv_saddr", false),
@@ -20,10 +20,18 @@ const FIELDS: [(&str, &str, &str, bool); 11] = [
     ("OFF_V6_SADDR", "sock_common", "skc_v6_rcv_saddr", true),
     // Only tell first transmissions from later ones.
     ("OFF_RETRANSMITS", "tcp_sock", "inet_conn.icsk_retransmits", true),
+    // With CONFIG_TCP_AO.
+    ("OFF_AO_INFO", "tcp_sock", "ao_info", true),
     ("OFF_REQ_RETRANS", "inet_request_sock", "req.num_retrans", true),
     ("OFF_REQ_TIMEOUT", "inet_request_sock", "req.timeout", true),
     ("OFF_REQ_EXPIRES", "inet_request_sock", "req.rsk_timer.expires", true),
 ];
+
+/// Where `tcp_sock.syn_smc` is, a bit: only with CONFIG_SMC.
+fn syn_smc(vmlinux: &Btf<'_>) -> [Result<(&'static str, u32), BtfError>; 2] {
+    let (offset, mask) = vmlinux.bit("tcp_sock", "syn_smc").map_or((ABSENT, 0), |(o, m)| (o, m.into()));
+    [Ok(("OFF_SYN_SMC", offset)), Ok(("MASK_SYN_SMC", mask))]
+}
 
 /// Byte offsets, ready to be written into the object's globals.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +56,14 @@ impl Offsets {
                     Err(e) => Err(e),
                 }
             })
+            .chain(syn_smc(vmlinux))
             .collect::<Result<_, _>>()
             .map(Self)
+    }
+
+    /// Has this kernel sockets that ask for SMC?
+    pub fn has_smc(&self) -> bool {
+        self.globals().any(|(name, value)| name == "OFF_SYN_SMC" && value != ABSENT)
     }
 
     /// Name and value of each global.

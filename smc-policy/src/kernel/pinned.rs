@@ -115,6 +115,8 @@ pub(super) fn tc_pin(program: TcProgram) -> &'static str {
         TcProgram::EgressIp => "out-ip",
         TcProgram::IngressEthernet => "in-eth",
         TcProgram::IngressIp => "in-ip",
+        TcProgram::AnswersEthernet => "ack-eth",
+        TcProgram::AnswersIp => "ack-ip",
     }
 }
 

@@ -1,4 +1,4 @@
-//! Random names.
+//! Random names and numbers.
 
 use std::{fs::File, io::Read};
 
@@ -10,8 +10,22 @@ use super::error::{Doing, KernelError};
 /// Of reading /dev/urandom.
 pub fn hex(bytes: usize) -> Result<String, KernelError> {
     let mut buffer = vec![0u8; bytes];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut buffer))
-        .doing(|| "read /dev/urandom".into())?;
+    fill(&mut buffer)?;
     Ok(buffer.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+/// A random number.
+///
+/// # Errors
+/// Of reading /dev/urandom.
+pub fn number() -> Result<u64, KernelError> {
+    let mut bytes = [0; 8];
+    fill(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn fill(buffer: &mut [u8]) -> Result<(), KernelError> {
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(buffer))
+        .doing(|| "read /dev/urandom".into())
 }

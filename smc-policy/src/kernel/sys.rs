@@ -15,8 +15,8 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_btf_info, bpf_cmd, bpf_insn, bpf_link_info, bpf_link_type,
-    bpf_map_info, bpf_map_type, bpf_prog_info, bpf_prog_type,
+    BPF_F_BEFORE, BPF_F_NO_PREALLOC, bpf_attach_type, bpf_attr, bpf_btf_info, bpf_cmd, bpf_insn,
+    bpf_link_info, bpf_link_type, bpf_map_info, bpf_map_type, bpf_prog_info, bpf_prog_type,
 };
 
 /// The value's type is in a module's BTF (`BPF_F_VTYPE_BTF_OBJ_FD`, include/uapi/linux/bpf.h, Linux 6.9).
@@ -150,6 +150,34 @@ pub fn map_create_struct_ops(
         a.__bindgen_anon_1.map_flags = BPF_F_VTYPE_BTF_OBJ_FD;
         a.__bindgen_anon_1.value_type_btf_obj_fd = module.as_raw_fd();
     }
+    bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut a)
+}
+
+/// Creates a map of socket storage with values of 4 bytes. The kernel wants to know the types of keys and values, which
+/// are a socket's descriptor and a number: the BTF of one integer says both.
+///
+/// # Errors
+/// The system calls'.
+pub fn map_create_socket_storage(name: &str) -> io::Result<OwnedFd> {
+    const HEADER: u32 = 24;
+    const INT: [u32; 4] = [1, 1 << 24, 4, 32];
+    const STRINGS: &[u8] = b"\0u32\0";
+    let mut btf = 0xeb9f_u16.to_ne_bytes().to_vec();
+    btf.extend([1, 0]);
+    for word in [HEADER, 0, 16, 16, STRINGS.len() as u32].into_iter().chain(INT) {
+        btf.extend(word.to_ne_bytes());
+    }
+    btf.extend(STRINGS);
+    let btf = btf_load(&btf)?;
+    let mut a = attr();
+    a.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_SK_STORAGE as u32;
+    a.__bindgen_anon_1.key_size = 4;
+    a.__bindgen_anon_1.value_size = 4;
+    a.__bindgen_anon_1.map_flags = BPF_F_NO_PREALLOC;
+    a.__bindgen_anon_1.map_name = object_name(name);
+    a.__bindgen_anon_1.btf_fd = btf.as_raw_fd() as u32;
+    a.__bindgen_anon_1.btf_key_type_id = 1;
+    a.__bindgen_anon_1.btf_value_type_id = 1;
     bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut a)
 }
 
@@ -654,6 +682,62 @@ pub fn tcx_link_create(device: u32, at: bpf_attach_type, prog: BorrowedFd<'_>) -
     a.link_create.attach_type = at as u32;
     a.link_create.flags = BPF_F_BEFORE;
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut a)
+}
+
+/// Attaches a sock_ops program to a cgroup, for all sockets in it and below (Linux 5.7). The attachment ends with the last
+/// descriptor and pin of what is returned, or with the cgroup.
+///
+/// # Errors
+/// EBADF: not a folder of cgroup2; EPERM: another's program there admits none below; the system call's.
+pub fn cgroup_link_create(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.link_create.__bindgen_anon_1.prog_fd = prog.as_raw_fd() as u32;
+    a.link_create.__bindgen_anon_2.target_fd = cgroup.as_raw_fd() as u32;
+    a.link_create.attach_type = bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut a)
+}
+
+/// What the kernel says of a link to a cgroup: the program's id and the cgroup's, 0 when it is gone. `None`: it is another
+/// kind of link.
+///
+/// # Errors
+/// The system call's; EINVAL: it is not a link at all.
+pub fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<Option<(u32, u64)>> {
+    // SAFETY: plain integers.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    object_info(link, &mut info)?;
+    if info.type_ != bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 {
+        return Ok(None);
+    }
+    // SAFETY: the kernel wrote this member of the union, whose members are all integers.
+    let cgroup = unsafe { info.__bindgen_anon_1.cgroup.cgroup_id };
+    Ok(Some((info.prog_id, cgroup)))
+}
+
+/// The cookie of the calling thread's network namespace, unique since boot (Linux 5.14).
+///
+/// # Errors
+/// socket(2)'s and getsockopt(2)'s.
+pub fn network_cookie() -> io::Result<u64> {
+    // SAFETY: no pointers.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call returned a new file descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let (mut cookie, mut length) = (0u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: pointers to a live u64 and to its size.
+    let r = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if r < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
 /// Puts another program into a link, in place: every packet meets the old one or the new one.

@@ -35,6 +35,17 @@ impl HookChoice {
     }
 }
 
+/// How peers that echo TCP options are met.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guard {
+    /// SYNs are marked; who returns the mark goes without SMC, from the first connection on.
+    #[default]
+    Canary,
+    /// They are not.
+    Off,
+}
+
 /// Where the policy is enforced.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -84,6 +95,8 @@ pub struct Config {
     pub forwarded: bool,
     /// Further magics of the SMC option (tc only); at most [`EXTRA_MAGICS`].
     pub magics: Vec<Magic>,
+    /// The echo guard.
+    pub guard: Guard,
 }
 
 impl Default for Config {
@@ -96,6 +109,7 @@ impl Default for Config {
             plain_retransmissions: true,
             forwarded: false,
             magics: Vec::new(),
+            guard: Guard::default(),
         }
     }
 }
@@ -111,6 +125,7 @@ impl Config {
             observe: self.observe,
             plain_retransmissions: self.plain_retransmissions,
             forwarded: self.forwarded,
+            canary: self.guard == Guard::Canary,
             magics,
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use smc_policy_common::table::{
-    EXTRA_MAGICS, FLAG_FORWARDED, FLAG_OBSERVE, FLAG_PLAIN_RETRANSMISSIONS, pack,
+    EXTRA_MAGICS, FLAG_CANARY, FLAG_FORWARDED, FLAG_OBSERVE, FLAG_PLAIN_RETRANSMISSIONS, pack,
 };
 
 /// The magic of an SMC option that a vendor's kernel uses beside the standard one.
@@ -24,13 +24,21 @@ pub struct Settings {
     pub plain_retransmissions: bool,
     /// Judge SYNs that only pass through this host too, as outbound (tc only).
     pub forwarded: bool,
+    /// Mark allowed SYNs, and take the SMC option out of answers that return the mark.
+    pub canary: bool,
     /// Further magics of the SMC option (tc only).
     pub magics: [Option<Magic>; EXTRA_MAGICS],
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { observe: false, plain_retransmissions: true, forwarded: false, magics: [None; EXTRA_MAGICS] }
+        Self {
+            observe: false,
+            plain_retransmissions: true,
+            forwarded: false,
+            canary: false,
+            magics: [None; EXTRA_MAGICS],
+        }
     }
 }
 
@@ -41,6 +49,7 @@ impl Settings {
             (self.observe, FLAG_OBSERVE),
             (self.plain_retransmissions, FLAG_PLAIN_RETRANSMISSIONS),
             (self.forwarded, FLAG_FORWARDED),
+            (self.canary, FLAG_CANARY),
         ]
         .into_iter()
         .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })

@@ -1,13 +1,13 @@
 //! What `status` says to people.
 
-use super::{CountersDocument, NamespaceDocument, StatusDocument};
+use super::{CountersDocument, GuardDocument, NamespaceDocument, StatusDocument};
 use crate::{
     cli::{
         output::{Output, Style, columns},
         words::{bytes, count, duration},
     },
     kernel::hook::Hook,
-    policy::Action,
+    policy::{Action, config::Guard},
 };
 
 pub(super) fn of(d: &StatusDocument, out: &Output) -> String {
@@ -48,6 +48,7 @@ pub(super) fn of(d: &StatusDocument, out: &Output) -> String {
             format!("{}{observed}{again}{open}", c.decisions)
         }),
     );
+    fact("guard", d.guard.as_ref().map(|guard| guard_line(guard, d.counters.as_ref())));
     fact("untouched", d.counters.as_ref().and_then(untouched));
     text.push_str(&columns(&facts, &[]));
     if !d.rules.is_empty() || !d.defaults.is_empty() {
@@ -129,6 +130,34 @@ fn untouched(c: &CountersDocument) -> Option<String> {
     .map(|(n, what)| format!("{n} {what}"))
     .collect();
     (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// What the guard does and has met.
+fn guard_line(guard: &GuardDocument, counters: Option<&CountersDocument>) -> String {
+    let way = match guard.guard {
+        Guard::Off => "off".to_owned(),
+        Guard::Canary if !guard.marks => "canary, but no SYNs are marked".to_owned(),
+        Guard::Canary => format!("canary, {}", count(guard.devices, "device")),
+    };
+    let numbers = counters.map(|c| {
+        [
+            (c.marked + c.marked_short, "SYNs marked"),
+            (c.echoes, "echoes blanked"),
+            (c.quarantined, "connections kept from SMC"),
+            (c.observed_quarantined, "connections only observed"),
+            (c.unproven, "answers with a false mark"),
+            (c.unmarked, "SYNs without room for the mark"),
+        ]
+    });
+    let entries = [
+        (guard.learned, "learned in quarantine"),
+        (guard.commanded, "by command in quarantine"),
+        (guard.evicted, "evicted"),
+        (guard.refused, "not learned for want of memory"),
+    ];
+    let all = numbers.into_iter().flatten().chain(entries);
+    let said = all.filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {n} {what}"));
+    format!("{way}{}", said.collect::<String>())
 }
 
 fn action(action: Action, out: &Output) -> String {

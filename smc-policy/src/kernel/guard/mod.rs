@@ -1,6 +1,7 @@
-//! The echo guard's side in the kernel: the maps that all instances share, and the quarantine in them.
+//! The echo guard's side in the kernel: the maps that all instances share, the quarantine in them, and who marks SYNs.
 
 pub mod keep;
+pub mod mark;
 mod quarantine;
 mod shared;
 

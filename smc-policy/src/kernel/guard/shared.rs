@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -27,11 +27,14 @@ const INFO_MAGIC: u32 = 0x534d_4351;
 const INFO_BYTES: usize = 16;
 
 /// Maps of the object and the names of their pins.
-pub(super) const MAPS: [(&str, &str); 4] = [
+pub(super) const MAPS: [(&str, &str); 7] = [
     ("smcpol_learned", "learned"),
     ("smcpol_entries", "commanded"),
     ("smcpol_qflags", "flags"),
     ("smcpol_qcount", "count"),
+    ("smcpol_keys", "keys"),
+    ("smcpol_socks", "sockets"),
+    ("smcpol_netns", "namespaces"),
 ];
 
 /// The shared maps, open.
@@ -134,6 +137,15 @@ impl Shared {
     /// The maps by their names in the object.
     pub fn into_maps(self) -> impl Iterator<Item = (String, OwnedFd)> {
         self.maps.into_iter().map(|(name, map)| (name.to_owned(), map))
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// [`KernelError::Object`] when there is none of that name.
+    pub fn map(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
+        let map = self.maps.iter().find(|(map, _)| *map == name);
+        map.map(|(_, fd)| fd.as_fd()).ok_or_else(|| KernelError::Object(format!("it has no map {name}")))
     }
 
     /// Hands one over.

@@ -10,7 +10,7 @@ use toml::{
 };
 
 use super::{
-    Config, HookChoice, Interfaces, Namespaces,
+    Config, Guard, HookChoice, Interfaces, Namespaces,
     pattern::{covers, impossible, plain_character, quoted},
 };
 use crate::policy::{
@@ -22,13 +22,14 @@ use crate::policy::{
 };
 
 /// The keys of the file.
-pub(in crate::policy) const FILE_KEYS: [&str; 7] =
-    ["hook", "mode", "retransmit", "forwarded", "namespaces", "interfaces", "magic"];
+pub(in crate::policy) const FILE_KEYS: [&str; 8] =
+    ["hook", "mode", "guard", "retransmit", "forwarded", "namespaces", "interfaces", "magic"];
 const INTERFACES_KEYS: [&str; 2] = ["include", "exclude"];
 const MAGIC_KEYS: [&str; 2] = ["syn", "syn_ack"];
 
 const HOOKS: [(&str, HookChoice); 3] =
     [("auto", HookChoice::Auto), ("hs_ctrl", HookChoice::HsCtrl), ("tc", HookChoice::Tc)];
+const GUARDS: [(&str, Guard); 2] = [("canary", Guard::Canary), ("off", Guard::Off)];
 /// Whether it is to observe.
 const MODES: [(&str, bool); 2] = [("enforce", false), ("observe", true)];
 /// Whether retransmissions are plain.
@@ -69,6 +70,7 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
     reader.only_or(table, &FILE_KEYS, "a config file", belongs);
     let hook = reader.word(table, "hook", &HOOKS);
     let observe = reader.word(table, "mode", &MODES);
+    let guard = reader.word(table, "guard", &GUARDS).map_or(Guard::default(), |guard| guard.value);
     let plain = reader.word(table, "retransmit", &RETRANSMIT);
     let forwarded = reader.boolean(table, "forwarded");
     let namespaces = namespaces(&mut reader, table);
@@ -76,10 +78,12 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
     let interfaces = interfaces(&mut reader, table, &mut warnings);
     let magics = magics(&mut reader, table);
     if let Some(hook) = hook.as_ref().filter(|hook| hook.value == HookChoice::HsCtrl) {
+        // The guard has programs at devices with either hook.
+        let only_tc = guard == Guard::Off;
         let used = [
-            ("interfaces", interfaces != Interfaces::default()),
+            ("interfaces", only_tc && interfaces != Interfaces::default()),
             ("forwarded", forwarded.as_ref().is_some_and(|forwarded| forwarded.value)),
-            ("magic", !magics.is_empty()),
+            ("magic", only_tc && !magics.is_empty()),
         ];
         let used = used.into_iter().filter(|(_, used)| *used);
         warnings.extend(used.filter_map(|(key, _)| table.get_key_value(key)).map(|(key, _)| {
@@ -97,6 +101,7 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
         plain_retransmissions: plain.map_or(defaults.plain_retransmissions, |plain| plain.value),
         forwarded: forwarded.map_or(defaults.forwarded, |forwarded| forwarded.value),
         magics,
+        guard,
     };
     let mut found = reader.found;
     if found.is_empty() {

@@ -55,6 +55,7 @@ hook = "tc"
 mode = "observe"
 retransmit = "keep"
 forwarded = true
+guard = "off"
 namespaces = ["host", "blue"]
 
 [interfaces]
@@ -91,6 +92,7 @@ syn_ack = "01020305"
                 Magic { syn: SMC_MAGIC, syn_ack: 0xe2d4_c3da },
                 Magic { syn: 0x0102_0304, syn_ack: 0x0102_0305 },
             ],
+            guard: Guard::Off,
         }
     );
 }
@@ -99,6 +101,8 @@ syn_ack = "01020305"
 fn each_key_on_its_own() {
     assert_eq!(read("hook = \"hs_ctrl\"").hook, HookChoice::HsCtrl);
     assert!(!read("mode = \"enforce\"").observe && read("mode = \"observe\"").observe);
+    assert_eq!(read("guard = \"off\"").guard, Guard::Off);
+    assert_eq!(read("guard = \"canary\"").guard, Guard::Canary);
     assert!(read("retransmit = \"plain\"").plain_retransmissions);
     assert!(!read("retransmit = \"keep\"").plain_retransmissions);
     assert!(read("forwarded = true").forwarded && !read("forwarded = false").forwarded);
@@ -559,7 +563,7 @@ fn keys_in_the_wrong_place() {
     "mode = \"observe\"\n[[rule]]\nname = \"x\""
       config.toml:2:3: error: a config file has no key `rule` (`rule` belongs in a policy file)
     "colour = \"red\""
-      config.toml:1:1: error: a config file has no key `colour` (its keys are hook, mode, retransmit, forwarded, namespaces, interfaces, magic)
+      config.toml:1:1: error: a config file has no key `colour` (its keys are hook, mode, guard, retransmit, forwarded, namespaces, interfaces, magic)
     "interface.include = [\"lo\"]"
       config.toml:1:1: error: a config file has no key `interface` (did you mean `interfaces`?)
     "#);
@@ -581,7 +585,7 @@ fn a_policy_is_told_as_one() {
 #[test]
 fn what_only_tc_uses() {
     assert_snapshot!(said(
-        "hook = \"hs_ctrl\"\nforwarded = true\n[interfaces]\nexclude = [\"lo\"]\n[[magic]]\nsyn = \"e2d4c3da\"\n"
+        "hook = \"hs_ctrl\"\nforwarded = true\nguard = \"off\"\n[interfaces]\nexclude = [\"lo\"]\n[[magic]]\nsyn = \"e2d4c3da\"\n"
     ), @r#"
     warning[unused-setting]: only tc uses `forwarded`
      --> config.toml:2:1
@@ -592,23 +596,28 @@ fn what_only_tc_uses() {
       | ^^^^^^^^^
 
     warning[unused-setting]: only tc uses `interfaces`
-     --> config.toml:3:2
-      |
-    1 | hook = "hs_ctrl"
-      |        --------- this hook does not
-    2 | forwarded = true
-    3 | [interfaces]
-      |  ^^^^^^^^^^
-
-    warning[unused-setting]: only tc uses `magic`
-     --> config.toml:5:3
+     --> config.toml:4:2
       |
     1 | hook = "hs_ctrl"
       |        --------- this hook does not
     ...
-    5 | [[magic]]
+    4 | [interfaces]
+      |  ^^^^^^^^^^
+
+    warning[unused-setting]: only tc uses `magic`
+     --> config.toml:6:3
+      |
+    1 | hook = "hs_ctrl"
+      |        --------- this hook does not
+    ...
+    6 | [[magic]]
       |   ^^^^^
     "#);
+    // The guard uses devices and magics with either hook.
+    assert_eq!(
+        said("hook = \"hs_ctrl\"\n[interfaces]\nexclude = [\"lo\"]\n[[magic]]\nsyn = \"e2d4c3da\"\n"),
+        ""
+    );
     // What it says holds with that hook too.
     assert_eq!(said("hook = \"hs_ctrl\"\nforwarded = false\n[interfaces]\n"), "");
     for hook in ["auto", "tc"] {
@@ -660,8 +669,9 @@ fn written(config: &Config) -> String {
         format!("[{}]", texts.iter().map(|t| toml_string(t)).collect::<Vec<_>>().join(", "))
     };
     let mut text = format!(
-        "hook = \"{}\"\nmode = \"{}\"\nretransmit = \"{}\"\nforwarded = {}\n",
+        "hook = \"{}\"\nguard = \"{}\"\nmode = \"{}\"\nretransmit = \"{}\"\nforwarded = {}\n",
         config.hook.word(),
+        if config.guard == Guard::Canary { "canary" } else { "off" },
         if config.observe { "observe" } else { "enforce" },
         if config.plain_retransmissions { "plain" } else { "keep" },
         config.forwarded,
@@ -713,8 +723,15 @@ fn configs() -> impl Strategy<Value = Config> {
         let standard = Magic { syn: SMC_MAGIC, syn_ack: SMC_MAGIC };
         magics.iter().enumerate().all(|(at, magic)| *magic != standard && !magics[..at].contains(magic))
     });
-    (hook, any::<[bool; 3]>(), pattern(), pattern(), namespaces, magics).prop_map(
-        |(hook, [observe, plain_retransmissions, forwarded], include, exclude, namespaces, magics)| Config {
+    (hook, any::<[bool; 4]>(), pattern(), pattern(), namespaces, magics).prop_map(
+        |(
+            hook,
+            [observe, plain_retransmissions, forwarded, canary],
+            include,
+            exclude,
+            namespaces,
+            magics,
+        )| Config {
             hook,
             observe,
             interfaces: Interfaces { include, exclude },
@@ -722,6 +739,7 @@ fn configs() -> impl Strategy<Value = Config> {
             plain_retransmissions,
             forwarded,
             magics,
+            guard: if canary { Guard::Canary } else { Guard::Off },
         },
     )
 }
