@@ -11,111 +11,76 @@ pub struct RuleCounters {
     pub retransmissions: u64,
 }
 
-/// Counters of the whole instance; one element of the per-CPU array `smcpol_stat`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InstanceCounters {
-    /// Decisions taken by a table, both directions.
-    pub decisions: u64,
-    /// Connections that met no usable table and were allowed: nothing applied yet, or a damaged table.
-    pub undecided: u64,
-    /// Connections that observe mode allowed although a rule denies them.
-    pub observed_denies: u64,
-    /// SYNs sent again that went without the SMC option although the policy allows it (`retransmit = "plain"`). With
-    /// smc_hs_ctrl one a connection: the kernel does not ask again.
-    pub plain_retransmissions: u64,
-    /// tc: SYNs with the SMC option that came in for no listener of this namespace, and passed.
-    pub no_listener: u64,
-    /// tc: SYNs with the SMC option that went out for no connecting socket of this namespace, and passed.
-    pub no_socket: u64,
-    /// tc: SYNs with the SMC option that passed because TCP-AO signs their options.
-    pub signed: u64,
-    /// tc: SYNs that kept the SMC option against the verdict because the kernel refused the change (out of memory).
-    pub unchanged: u64,
-    /// Connections that the rules allow and that went without SMC because the peer is in quarantine.
-    pub quarantined: u64,
-    /// Connections that observe mode allowed although the peer is in quarantine.
-    pub observed_quarantined: u64,
-    /// SYNs sent with our canary.
-    pub marked: u64,
-    /// SYNs sent with the short canary, as there was no room for the long one.
-    pub marked_short: u64,
-    /// SYNs of allowed connections that had room for neither.
-    pub unmarked: u64,
-    /// SYN-ACKs that returned our canary and lost the SMC option.
-    pub echoes: u64,
-    /// SYN-ACKs with the SMC option and a canary that this host did not send, untouched.
-    pub unproven: u64,
-    /// SYN-ACKs that returned the short canary and lost the SMC option, but nothing was learned as no connection
-    /// waited for them.
-    pub unlearned: u64,
+/// Makes a struct of `u64` counters that can also be taken as numbers in their order, with names.
+macro_rules! counters {
+    ($(#[$about:meta])* $type:ident { $($(#[$doc:meta])* $name:ident,)* }) => {
+        $(#[$about])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $type {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl $type {
+            /// Their names, in their order.
+            pub const NAMES: [&str; Self::COUNT] = [$(stringify!($name)),*];
+            /// How many there are.
+            pub const COUNT: usize = [$(stringify!($name)),*].len();
+
+            /// In their order.
+            #[must_use]
+            pub const fn to_array(self) -> [u64; Self::COUNT] {
+                [$(self.$name),*]
+            }
+
+            /// From numbers in their order.
+            #[must_use]
+            pub const fn from_array(numbers: [u64; Self::COUNT]) -> Self {
+                let [$($name),*] = numbers;
+                Self { $($name),* }
+            }
+        }
+    };
 }
 
-impl InstanceCounters {
-    /// How many there are.
-    pub const COUNT: usize = 16;
-
-    /// In their order.
-    pub const fn to_array(self) -> [u64; Self::COUNT] {
-        [
-            self.decisions,
-            self.undecided,
-            self.observed_denies,
-            self.plain_retransmissions,
-            self.no_listener,
-            self.no_socket,
-            self.signed,
-            self.unchanged,
-            self.quarantined,
-            self.observed_quarantined,
-            self.marked,
-            self.marked_short,
-            self.unmarked,
-            self.echoes,
-            self.unproven,
-            self.unlearned,
-        ]
-    }
-
-    /// From numbers in their order.
-    pub const fn from_array(numbers: [u64; Self::COUNT]) -> Self {
-        let [
-            decisions,
-            undecided,
-            observed_denies,
-            plain_retransmissions,
-            no_listener,
-            no_socket,
-            signed,
-            unchanged,
-            quarantined,
-            observed_quarantined,
-            marked,
-            marked_short,
-            unmarked,
-            echoes,
-            unproven,
-            unlearned,
-        ] = numbers;
-        Self {
-            decisions,
-            undecided,
-            observed_denies,
-            plain_retransmissions,
-            no_listener,
-            no_socket,
-            signed,
-            unchanged,
-            quarantined,
-            observed_quarantined,
-            marked,
-            marked_short,
-            unmarked,
-            echoes,
-            unproven,
-            unlearned,
-        }
-    }
+counters! {
+/// Counters of the whole instance; one element of the per-CPU array `smcpol_stat`.
+InstanceCounters {
+    /// Decisions taken by a table, both directions.
+    decisions,
+    /// Connections that met no usable table and were allowed: nothing applied yet, or a damaged table.
+    undecided,
+    /// Connections that observe mode allowed although a rule denies them.
+    observed_denies,
+    /// SYNs sent again that went without the SMC option although the policy allows it (`retransmit = "plain"`). With
+    /// smc_hs_ctrl one a connection: the kernel does not ask again.
+    plain_retransmissions,
+    /// tc: SYNs with the SMC option that came in for no listener of this namespace, and passed.
+    no_listener,
+    /// tc: SYNs with the SMC option that went out for no connecting socket of this namespace, and passed.
+    no_socket,
+    /// tc: SYNs with the SMC option that passed because TCP-AO signs their options.
+    signed,
+    /// tc: SYNs that kept the SMC option against the verdict because the kernel refused the change (out of memory).
+    unchanged,
+    /// Connections that the rules allow and that went without SMC because the peer is in quarantine.
+    quarantined,
+    /// Connections that observe mode allowed although the peer is in quarantine.
+    observed_quarantined,
+    /// SYNs sent with our canary.
+    marked,
+    /// SYNs sent with the short canary, as there was no room for the long one.
+    marked_short,
+    /// SYNs of allowed connections that had room for neither.
+    unmarked,
+    /// SYN-ACKs that returned our canary and lost the SMC option.
+    echoes,
+    /// SYN-ACKs with the SMC option and a canary that this host did not send, untouched.
+    unproven,
+    /// SYN-ACKs that returned the short canary and lost the SMC option, but nothing was learned as no connection
+    /// waited for them.
+    unlearned,
+}
 }
 
 const _: () = {

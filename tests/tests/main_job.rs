@@ -630,6 +630,7 @@ fn explain_answers_without_a_policy() {
             "only_observed": false,
             "files_differ": false,
             "beside": null,
+            "quarantine": [],
             "action": "allow",
             "by": "nothing",
             "rule": null,

@@ -1,7 +1,7 @@
 //! `status`: what is in force, its hit counters, and whether the files still say the same.
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use smc_policy_common::counters::InstanceCounters;
 
 use super::{
@@ -54,7 +54,8 @@ struct StatusDocument {
     /// It waits for confirmation: seconds until the old policy returns.
     unconfirmed_seconds_left: Option<u64>,
     table_bytes: Option<u64>,
-    counters: Option<CountersDocument>,
+    #[serde(serialize_with = "by_name")]
+    counters: Option<InstanceCounters>,
     guard: Option<GuardDocument>,
     defaults: Vec<DefaultDocument>,
     rules: Vec<RuleDocument>,
@@ -63,27 +64,6 @@ struct StatusDocument {
     findings: Vec<String>,
     /// What is worth knowing and no fault.
     notes: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct CountersDocument {
-    decisions: u64,
-    undecided: u64,
-    observed_denies: u64,
-    /// Allowed SYNs that were sent again without the SMC option.
-    plain_retransmissions: u64,
-    /// tc: SYNs with the SMC option for no listener of the namespace, untouched.
-    no_listener: u64,
-    /// tc: SYNs with the SMC option of no socket of the namespace, untouched.
-    no_socket: u64,
-    /// tc: SYNs with the SMC option signed by TCP-AO, untouched.
-    signed: u64,
-    /// tc: SYNs that the kernel refused to have changed.
-    unchanged: u64,
-    /// Allowed connections that went without SMC because the peer is in quarantine.
-    quarantined: u64,
-    /// Connections to peers in quarantine that observe mode allowed.
-    observed_quarantined: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -405,36 +385,20 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         notes,
     };
     if let Some(instance) = &state.instance {
-        let InstanceCounters {
-            decisions,
-            undecided,
-            observed_denies,
-            plain_retransmissions,
-            no_listener,
-            no_socket,
-            signed,
-            unchanged,
-            quarantined,
-            observed_quarantined,
-            ..
-        } = instance.instance_counters()?;
-        document.counters = Some(CountersDocument {
-            decisions,
-            undecided,
-            observed_denies,
-            plain_retransmissions,
-            no_listener,
-            no_socket,
-            signed,
-            unchanged,
-            quarantined,
-            observed_quarantined,
-        });
+        document.counters = Some(instance.instance_counters()?);
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
             count_rules(instance, &policy, &slots, &mut document)?;
         }
     }
     Ok(document)
+}
+
+/// Counters as an object, each under its name.
+fn by_name<S: Serializer>(counters: &Option<InstanceCounters>, to: S) -> Result<S::Ok, S::Error> {
+    match counters {
+        Some(counters) => to.collect_map(InstanceCounters::NAMES.iter().zip(counters.to_array())),
+        None => to.serialize_none(),
+    }
 }
 
 fn count_rules(

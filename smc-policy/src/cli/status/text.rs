@@ -1,6 +1,8 @@
 //! What `status` says to people.
 
-use super::{CountersDocument, GuardDocument, NamespaceDocument, StatusDocument};
+use smc_policy_common::counters::InstanceCounters;
+
+use super::{GuardDocument, NamespaceDocument, StatusDocument};
 use crate::{
     cli::{
         output::{Output, Style, columns},
@@ -118,7 +120,7 @@ fn namespace_line(namespace: &NamespaceDocument, hook: Option<Hook>) -> String {
 }
 
 /// SYNs with the SMC option that the tc programs let pass unjudged; none: there were none.
-fn untouched(c: &CountersDocument) -> Option<String> {
+fn untouched(c: &InstanceCounters) -> Option<String> {
     let parts: Vec<String> = [
         (c.no_socket, "of no socket here"),
         (c.no_listener, "for no listener here"),
@@ -133,7 +135,7 @@ fn untouched(c: &CountersDocument) -> Option<String> {
 }
 
 /// What the guard does and has met.
-fn guard_line(guard: &GuardDocument, counters: Option<&CountersDocument>) -> String {
+fn guard_line(guard: &GuardDocument, counters: Option<&InstanceCounters>) -> String {
     let way = match guard.guard {
         Guard::Off => "off".to_owned(),
         Guard::Canary if !guard.marks => "canary, but no SYNs are marked".to_owned(),
