@@ -161,6 +161,8 @@ fn one_of_another_version_is_refused_before_anything_is_touched() {
         let run = lab.home.run(["apply", policy.to_str().unwrap()]);
         run.refused(3, &["quarantine", "another version", "detach"]);
         assert_eq!((lab.deciding(), lab.generation()), (before, generation));
+        let said = lab.home.run(["status"]).expect_code(1).stdout;
+        assert!(said.contains("quarantine in") && said.contains("another version"), "{said}");
         assert_smc(Kind::AfSmc, None, &listener);
         lab.home.run(["detach"]).ok();
         lab.assert_nothing_in_force();

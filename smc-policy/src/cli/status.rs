@@ -15,6 +15,7 @@ use crate::{
     kernel::{
         capability,
         enforce::{self, Guarded, Scope},
+        error::KernelError,
         guard::{self, Counted, Quarantine},
         hook::{self, Hook},
         hs_ctrl::{self, Selected},
@@ -271,13 +272,20 @@ fn coverage(
 fn guard(
     paths: &Paths,
     state: &State,
+    findings: &mut Vec<String>,
     notes: &mut Vec<String>,
 ) -> Result<Option<GuardDocument>, super::Failure> {
     let Some((instance, record)) = state.in_force() else { return Ok(None) };
     let scope = Scope { paths, hook: record.hook, config: &record.config };
-    let counted = match Quarantine::open(&paths.pins())? {
-        Some(quarantine) => quarantine.counted()?,
-        None => Counted::default(),
+    let counted = match Quarantine::open(&paths.pins()) {
+        Ok(Some(quarantine)) => quarantine.counted()?,
+        Ok(None) => Counted::default(),
+        // Of another version: the policy is in force all the same.
+        Err(error @ KernelError::Missing { .. }) => {
+            findings.push(error.to_string());
+            return Ok(None);
+        }
+        Err(error) => return Err(error.into()),
     };
     let guarded = match record.config.guard {
         Guard::Off => Guarded::default(),
@@ -363,7 +371,7 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         ));
     }
     let namespaces = coverage(paths, state, &mut findings, &mut notes)?;
-    let guard = guard(paths, state, &mut notes)?;
+    let guard = guard(paths, state, &mut findings, &mut notes)?;
     let mut document = StatusDocument {
         ok: findings.is_empty(),
         hook: state.instance.as_ref().map(|_| hook_of(state)),
