@@ -176,7 +176,7 @@ fn explain_peer(
         explanation: &answer,
     });
     out.text(&answer_text(&arguments.subject, direction, &answer, out));
-    out.text(&quarantine_text(&judge, &answer));
+    out.text(&quarantine_text(&judge.quarantine, &answer, keep::clock().now()));
     if only_observed {
         out.text("Observe mode: the connection may negotiate SMC nevertheless.");
     }
@@ -265,10 +265,9 @@ fn held(record: &Record) -> Held {
 }
 
 /// Why the peer is in quarantine, what that means here, and how to change it.
-fn quarantine_text(judge: &Judge, answer: &Explanation) -> String {
-    let now = keep::clock().now();
+fn quarantine_text(records: &[Record], answer: &Explanation, now: u64) -> String {
     let mut lines = String::new();
-    for record in &judge.quarantine {
+    for record in records {
         let (seen, left) = (now.saturating_sub(record.last_seen), record.until.saturating_sub(now));
         let peer = text::peer(record);
         lines.push_str(&format!(
@@ -291,8 +290,15 @@ fn quarantine_text(judge: &Judge, answer: &Explanation) -> String {
         lines.push_str(
             "  `smc-policy quarantine remove` lifts it; an allow rule with trust = true exempts a peer for good\n",
         );
-    } else if !judge.quarantine.is_empty() {
-        lines.push_str("  the quarantine does not decide: rules with trust = true are exempt, and a deny rule comes first\n");
+    } else if !records.is_empty() {
+        // What the kernel does as well: it looks into the quarantine after the rules, if these allow without trust.
+        lines.push_str(match answer.action {
+            Overall::Deny => "  the quarantine does not decide: the policy denies it in any case\n",
+            Overall::Allow => "  the quarantine does not decide: the rule has trust = true\n",
+            Overall::Mixed => {
+                "  the quarantine does not decide: rules with trust = true are exempt, and a deny needs no second reason\n"
+            }
+        });
     }
     lines
 }
@@ -359,10 +365,7 @@ fn answer_text(subject: &str, direction: Direction, answer: &Explanation, out: &
     if answer.by == "nothing" {
         lines.push_str("  no policy is in force\n");
     } else if answer.regions.len() == 1 {
-        lines.push_str(&format!(
-            "  by {}\n",
-            by(answer.by, answer.rule.as_deref(), answer.file.as_deref(), answer.line)
-        ));
+        lines.push_str(&format!("  by {}\n", by(&answer.regions[0])));
     } else {
         let rows: Vec<Vec<String>> = answer
             .regions
@@ -379,7 +382,7 @@ fn answer_text(subject: &str, direction: Direction, answer: &Explanation, out: &
                     format!("  {}", r.action),
                     all(&r.ports, "port"),
                     all(&r.local, "local address"),
-                    format!("by {}", by(r.by, r.rule.as_deref(), r.file.as_deref(), r.line)),
+                    format!("by {}", by(r)),
                 ]
             })
             .collect();
@@ -394,12 +397,21 @@ fn answer_text(subject: &str, direction: Direction, answer: &Explanation, out: &
     lines
 }
 
-fn by(kind: &str, rule: Option<&str>, file: Option<&str>, line: Option<usize>) -> String {
-    match (rule, file, line) {
+/// Who decides, and over whose head.
+fn by(region: &Region) -> String {
+    let named = |kind: &str, rule: &Option<String>, file: &Option<String>, line: Option<usize>| match (
+        rule, file, line,
+    ) {
         (Some(rule), Some(file), Some(line)) => format!("rule {rule} ({file}:{line})"),
         (Some(rule), _, _) => format!("rule {rule}"),
-        _ if kind == "quarantine" => "the quarantine".to_owned(),
         _ if kind == "default" => "[default]: no rule matches".to_owned(),
+        _ if kind == "quarantine" => "the quarantine".to_owned(),
         _ => kind.to_owned(),
-    }
+    };
+    let Region { by, rule, file, line, otherwise, .. } = region;
+    let over = otherwise.as_ref().map(|o| format!(", over {}", named(o.by, &o.rule, &o.file, o.line)));
+    named(by, rule, file, *line) + &over.unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -68,6 +68,22 @@ pub struct Region {
     pub file: Option<String>,
     /// Its line, from 1.
     pub line: Option<usize>,
+    /// By the quarantine: what would allow these connections without it, if that is the same for all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otherwise: Option<Otherwise>,
+}
+
+/// What decides where the quarantine does not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Otherwise {
+    /// "rule" or "default".
+    pub by: &'static str,
+    /// The rule's name.
+    pub rule: Option<String>,
+    /// Its file.
+    pub file: Option<String>,
+    /// Its line, from 1.
+    pub line: Option<usize>,
 }
 
 /// The answer to a [`Question`].
@@ -227,16 +243,25 @@ pub fn explain(policy: &Policy, question: &Question, held: &[Held]) -> Explanati
             }
         }
         for (row, locals) in groups {
-            let locals: Vec<(Addr, Addr)> = locals.into_iter().map(|local| grid.locals[local]).collect();
-            let mut by_decider: Vec<(Decider, Vec<(u16, u16)>)> = Vec::new();
-            for (decider, ports) in row.iter().zip(&grid.ports) {
+            let mut by_decider: Vec<(Decider, Vec<usize>)> = Vec::new();
+            for (port, decider) in row.iter().enumerate() {
                 match by_decider.iter_mut().find(|(known, _)| known == decider) {
-                    Some((_, all)) => all.push(*ports),
-                    None => by_decider.push((*decider, vec![*ports])),
+                    Some((_, all)) => all.push(port),
+                    None => by_decider.push((*decider, vec![port])),
                 }
             }
-            for (decider, ports) in by_decider {
-                regions.push(region(policy, question, *name, &locals, ports, decider));
+            let addresses: Vec<(Addr, Addr)> = locals.iter().map(|local| grid.locals[*local]).collect();
+            for (decider, at) in by_decider {
+                let ports = at.iter().map(|port| grid.ports[*port]).collect();
+                let mut region = region(policy, question, *name, &addresses, ports, decider);
+                if decider == Decider::Quarantine {
+                    let cells = locals.iter().flat_map(|local| at.iter().map(|port| (*local, *port)));
+                    let mut beneath = cells.map(|(local, port)| grid.decision(direction, local, port).by);
+                    let first = beneath.next();
+                    let same = first.filter(|first| beneath.all(|by| by == *first));
+                    region.otherwise = same.map(|by| otherwise(policy, by));
+                }
+                regions.push(region);
                 deciders.push(decider);
             }
         }
@@ -295,6 +320,20 @@ fn region(
         local: if all_local { Vec::new() } else { local.ranges().map(|range| range.to_string()).collect() },
         ports: if all_ports { Vec::new() } else { port_texts(&ports) },
         action: decider.action(),
+        by,
+        rule: rule.map(|rule| rule.name.clone()),
+        file: rule.map(|rule| policy.file(rule.place).display().to_string()),
+        line: rule.map(|rule| rule.place.line),
+        otherwise: None,
+    }
+}
+
+fn otherwise(policy: &Policy, by: By) -> Otherwise {
+    let (by, rule) = match by {
+        By::Rule(index) => ("rule", policy.rules.get(index)),
+        By::Default(_) => ("default", None),
+    };
+    Otherwise {
         by,
         rule: rule.map(|rule| rule.name.clone()),
         file: rule.map(|rule| policy.file(rule.place).display().to_string()),

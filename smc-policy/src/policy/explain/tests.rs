@@ -250,3 +250,19 @@ fn the_quarantine_denies_what_rules_allow_without_trust() {
     let both = Held { inbound: true, ..all };
     assert_eq!(held(Direction::Inbound, &[both])[0], "1-21,24-65535 deny quarantine");
 }
+
+#[test]
+fn what_would_decide_without_the_quarantine_is_named_if_it_is_one() {
+    let policy = policy(&format!("{TRUST}[[rule]]\nname = \"web\"\naction = \"allow\"\nports = [80, 443]\n"));
+    let peer = parse::endpoint("192.0.2.1").unwrap().0;
+    let all = Held { port: None, outbound: true, inbound: false };
+    let otherwise = |port| {
+        let question = Question { peer, port, local: None, direction: Some(Direction::Outbound) };
+        let answer = explain(&policy, &question, &[all]);
+        let region = answer.regions.into_iter().find(|region| region.by == "quarantine");
+        region.expect("the quarantine's").otherwise.map(|o| (o.by, o.rule))
+    };
+    assert_eq!(otherwise(Some(443)), Some(("rule", Some("web".into()))));
+    assert_eq!(otherwise(Some(444)), Some(("default", None)));
+    assert_eq!(otherwise(None), None, "some by a rule, some by default");
+}
