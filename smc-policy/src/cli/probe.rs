@@ -1,11 +1,10 @@
 //! `probe`: which peers echo options, which speak SMC, which do neither.
 
 use std::{
-    fs,
-    io::{self, IsTerminal, Write},
+    fs, io,
     net::{IpAddr, ToSocketAddrs},
     path::PathBuf,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use clap::Args;
@@ -14,23 +13,23 @@ use super::{
     check,
     outcome::{Done, Exit, Failure},
     output::Output,
-    sources,
-    words::parse_duration,
+    quarantine, sources,
 };
 use crate::{
     guard::probe::{
-        self, Class, Pace, ProbeError, Progress, Settings,
+        Class,
         policy_targets::allowed,
         target::{self, DEFAULT_PORTS, Wanted},
     },
+    kernel::capability,
     paths::Paths,
 };
 
 mod document;
+mod pace;
 mod text;
 
-/// A quick probe shows no progress.
-const SHOW_PROGRESS_AFTER: Duration = Duration::from_secs(1);
+pub(super) use pace::PaceArguments;
 
 #[derive(Debug, Args)]
 pub(super) struct ProbeArguments {
@@ -43,21 +42,17 @@ pub(super) struct ProbeArguments {
     /// Probe the addresses and small networks that the installed policy, or that in PATH, allows outbound.
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     from_policy: Option<Option<PathBuf>>,
-    /// How long to wait for an answer to a SYN, which is sent again after a quarter and after half of it.
-    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
-    timeout: Duration,
-    /// Targets at a time.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    concurrency: u32,
-    /// Packets a second, to all targets together.
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    rate: u32,
+    #[command(flatten)]
+    pace: PaceArguments,
     /// Look at options only: complete no handshake, send no CLC proposal.
     #[arg(long)]
     options_only: bool,
     /// Show how each SYN was answered.
     #[arg(long)]
     details: bool,
+    /// Put what echoes into the quarantine, as entries by command.
+    #[arg(long)]
+    quarantine: bool,
 }
 
 pub(super) fn run(paths: &Paths, arguments: &ProbeArguments, out: &mut Output) -> Done {
@@ -78,20 +73,24 @@ pub(super) fn run(paths: &Paths, arguments: &ProbeArguments, out: &mut Output) -
         out.note(&format!("Where no port is said, these are tried: {ports}."));
     }
 
-    let settings = Settings { timeout: arguments.timeout, negotiate: !arguments.options_only };
-    let pace = Pace { concurrency: arguments.concurrency as usize, rate: arguments.rate };
-    let mut shown = Shown::new();
-    let reports = probe::run(&targets, settings, pace, |progress| shown.tell(progress));
-    shown.clear();
-    let reports = reports.map_err(|error| {
-        let exit = match error {
-            ProbeError::NotPermitted | ProbeError::NotPermittedToNegotiate => Exit::Permission,
-            ProbeError::Io(_) => Exit::Host,
-        };
-        Failure::new(exit, error.to_string())
-    })?;
-    out.json(&document::Document::new(&reports, &skipped));
-    out.text(&text::text(&reports, &skipped, arguments.details, out));
+    if arguments.quarantine {
+        // Before anything is sent.
+        capability::require("the quarantine")?;
+    }
+    let reports = arguments.pace.probe(&targets, !arguments.options_only)?;
+    let recorded = arguments.quarantine.then(|| quarantine::record(paths, &reports, out));
+    let (recorded, failed) = match recorded.transpose() {
+        Ok(recorded) => (recorded, None),
+        // What was found is said all the same.
+        Err(failure) => (None, Some(failure)),
+    };
+    if failed.is_none() {
+        out.json(&document::Document::new(&reports, &skipped, recorded.as_ref()));
+    }
+    out.text(&text::text(&reports, &skipped, recorded.as_ref(), arguments.details, out));
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
     let echoes = reports.iter().any(|report| report.finding.class == Class::Echoes);
     Ok(if echoes { Exit::No } else { Exit::Ok })
 }
@@ -119,38 +118,6 @@ fn named(arguments: &ProbeArguments) -> Result<Vec<Wanted>, Failure> {
 
 fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
-}
-
-/// A line on a terminal that says how far it is, and is gone at the end.
-struct Shown {
-    start: Instant,
-    is_terminal: bool,
-    is_there: bool,
-}
-
-impl Shown {
-    fn new() -> Self {
-        Self { start: Instant::now(), is_terminal: io::stderr().is_terminal(), is_there: false }
-    }
-
-    fn tell(&mut self, Progress { done, total }: Progress) {
-        if self.is_terminal && self.start.elapsed() >= SHOW_PROGRESS_AFTER {
-            self.is_there = true;
-            self.write(&format!("\r{done} of {total} targets probed\x1b[K"));
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.is_there {
-            self.write("\r\x1b[K");
-        }
-    }
-
-    fn write(&self, text: &str) {
-        let mut stderr = io::stderr().lock();
-        // Nobody reads it: nothing is lost.
-        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
-    }
 }
 
 fn milliseconds(time: Duration) -> f64 {

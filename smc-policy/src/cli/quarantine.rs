@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     guard::quarantine::{
-        Clock, Counts, File, Record, Store, cause_named, directions_of, longest, merge, sort,
+        Clock, Counts, File, Record, Store, cause_named, directions_of, key, longest, merge, sort,
     },
     kernel::{
         capability,
@@ -28,7 +28,11 @@ use crate::{
     paths::Paths,
 };
 
+mod probed;
+mod recheck;
 pub(super) mod text;
+
+pub(super) use probed::{Recorded, record};
 
 #[derive(Debug, Args)]
 pub(super) struct QuarantineArguments {
@@ -67,6 +71,8 @@ enum What {
     Save,
     /// Put back what is saved. The first `apply` after a boot does that.
     Restore,
+    /// Probe peers again: who no longer echoes is taken out, who does is kept.
+    Recheck(recheck::RecheckArguments),
 }
 
 #[derive(Debug, Args)]
@@ -134,6 +140,7 @@ pub(super) fn run(paths: &Paths, arguments: &QuarantineArguments, out: &mut Outp
         What::Import { file } => import(paths, file, out),
         What::Save => save(paths, out),
         What::Restore => restore(paths, out),
+        What::Recheck(arguments) => recheck::run(paths, arguments, out),
     }
 }
 
@@ -181,6 +188,52 @@ impl<'a> Place<'a> {
     /// Without a policy in force: the file's entries anew.
     fn write(&self, entries: Vec<Record>) -> Result<(), Failure> {
         Ok(keep::write(self.paths, &File { saved: self.now(), entries })?)
+    }
+
+    /// The entry by command of exactly this key.
+    fn commanded(&self, ip: IpAddr, port: u16) -> Result<Option<Record>, Failure> {
+        let wanted = (ip, port, Store::Commanded);
+        match &self.kernel {
+            Some(quarantine) => Ok(keep::one(self.paths, quarantine, wanted, &self.clock)?),
+            None => Ok(self.records()?.into_iter().find(|record| key(record) == wanted)),
+        }
+    }
+
+    /// Puts entries in the place of those of the same keys, and saves. Under the lock.
+    fn put(&self, new: &[Record], out: &Output) -> Result<(), Failure> {
+        let Some(quarantine) = &self.kernel else {
+            let keys: Vec<_> = new.iter().map(key).collect();
+            let mut all = self.records()?;
+            all.retain(|record| !keys.contains(&key(record)));
+            all.extend_from_slice(new);
+            check_room(&all)?;
+            return self.write(all);
+        };
+        new.iter().try_for_each(|record| keep::replace(quarantine, record, &self.clock))?;
+        self.save(new, out);
+        Ok(())
+    }
+
+    /// Takes entries out, and saves. How many were there. Under the lock.
+    fn remove(&self, gone: &[Record], out: &Output) -> Result<usize, Failure> {
+        let Some(quarantine) = &self.kernel else {
+            let mut all = self.records()?;
+            let before = all.len();
+            all.retain(|record| gone.iter().all(|other| key(other) != key(record)));
+            let removed = before - all.len();
+            if removed > 0 {
+                self.write(all)?;
+            }
+            return Ok(removed);
+        };
+        let mut removed = 0;
+        for record in gone {
+            removed += usize::from(quarantine.remove(record.store, record.kernel_key())?);
+        }
+        if removed > 0 {
+            self.save(&[], out);
+        }
+        Ok(removed)
     }
 
     /// Says that nothing in the kernel was changed, if so.
@@ -254,25 +307,11 @@ fn add(paths: &Paths, arguments: &AddArguments, out: &mut Output) -> Done {
     let _lock = lock(paths, out)?;
     let place = Place::open(paths)?;
     let now = place.now();
-    let mut records = place.records()?;
-    let at = records.iter().position(|r| (r.peer, r.port, r.store) == (ip, port, Store::Commanded));
+    let before = place.commanded(ip, port)?;
     let span = span.map(|span| span.as_secs() as u32);
-    let mut record = Record::commanded(ip, port, *cause, span, at.map(|at| &records[at]), now);
+    let mut record = Record::commanded(ip, port, *cause, span, before.as_ref(), now);
     record.comment = comment.clone().or(record.comment);
-    match (&place.kernel, at) {
-        (Some(quarantine), _) => {
-            keep::replace(quarantine, &record, &place.clock)?;
-            place.save(std::slice::from_ref(&record), out);
-        }
-        (None, at) => {
-            match at {
-                Some(at) => records[at] = record.clone(),
-                None => records.push(record.clone()),
-            }
-            check_room(&records)?;
-            place.write(records)?;
-        }
-    }
+    place.put(std::slice::from_ref(&record), out)?;
     out.json(&ChangeDocument { source: place.source(), changed: 1, entry: Some(listed(&record, now)) });
     out.text(&format!(
         "{} is in quarantine for {}: {} without SMC.",
@@ -335,20 +374,9 @@ fn take_out<'a>(
 ) -> Result<(Place<'a>, usize), Failure> {
     let _lock = lock(paths, out)?;
     let place = Place::open(paths)?;
-    let (gone, kept): (Vec<_>, Vec<_>) = place.records()?.into_iter().partition(is_meant);
-    let mut removed = gone.len();
-    if let Some(quarantine) = &place.kernel {
-        removed = 0;
-        for record in &gone {
-            removed += usize::from(quarantine.remove(record.store, record.kernel_key())?);
-        }
-    }
-    if removed > 0 {
-        match &place.kernel {
-            Some(_) => place.save(&[], out),
-            None => place.write(kept)?,
-        }
-    }
+    let mut gone = place.records()?;
+    gone.retain(is_meant);
+    let removed = place.remove(&gone, out)?;
     Ok((place, removed))
 }
 

@@ -226,8 +226,18 @@ const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
 
 /// Test binaries that run once by smc_hs_ctrl and once by tc.
-const BY_BOTH_HOOKS: [&str; 8] =
-    ["guard", "guard_canary", "killed", "main_job", "quarantine", "scopes", "switching", "tables"];
+const BY_BOTH_HOOKS: [&str; 10] = [
+    "guard",
+    "guard_canary",
+    "guard_matrix",
+    "killed",
+    "main_job",
+    "quarantine",
+    "recheck",
+    "scopes",
+    "switching",
+    "tables",
+];
 
 /// A line of the script that runs a test binary under this name.
 fn scripted(name: &str, run: &str) -> String {

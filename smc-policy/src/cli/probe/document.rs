@@ -5,8 +5,12 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::milliseconds;
-use crate::guard::probe::{
-    Answer, Class, Remedy, Report, negotiation::Outcome, options::Kind, remedy::remedy,
+use crate::{
+    cli::quarantine::Recorded,
+    guard::{
+        probe::{Answer, Class, Remedy, Report, negotiation::Outcome, options::Kind, remedy::remedy},
+        quarantine::Record,
+    },
 };
 
 #[derive(Serialize)]
@@ -32,6 +36,19 @@ struct TargetDocument<'a> {
     syns: Vec<SynDocument<'a>>,
     negotiations: &'a [Outcome],
     remedy: Option<Remedy>,
+    /// What `--quarantine` did; `null`: it was not asked for.
+    quarantine: Option<QuarantineDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct QuarantineDocument<'a> {
+    /// It was recorded: it echoes.
+    recorded: bool,
+    /// "kernel", or "file" when no policy is in force.
+    source: &'static str,
+    entry: Option<&'a Record>,
+    /// Seconds.
+    expires_in: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -47,10 +64,14 @@ struct SynDocument<'a> {
 }
 
 impl<'a> Document<'a> {
-    pub(super) fn new(reports: &'a [Report], skipped: &'a [String]) -> Self {
+    pub(super) fn new(reports: &'a [Report], skipped: &'a [String], recorded: Option<&'a Recorded>) -> Self {
+        let target = |(at, report)| TargetDocument {
+            quarantine: recorded.map(|recorded| QuarantineDocument::new(recorded, at)),
+            ..TargetDocument::new(report)
+        };
         Self {
             echoes: reports.iter().filter(|report| report.finding.class == Class::Echoes).count(),
-            targets: reports.iter().map(TargetDocument::new).collect(),
+            targets: reports.iter().enumerate().map(target).collect(),
             skipped,
         }
     }
@@ -73,6 +94,19 @@ impl<'a> TargetDocument<'a> {
                 .collect(),
             negotiations: &seen.negotiations,
             remedy: remedy(target.address, finding),
+            quarantine: None,
+        }
+    }
+}
+
+impl<'a> QuarantineDocument<'a> {
+    fn new(recorded: &'a Recorded, at: usize) -> Self {
+        let entry = recorded.entries.get(at).and_then(Option::as_ref);
+        Self {
+            recorded: entry.is_some(),
+            source: recorded.source,
+            entry,
+            expires_in: entry.map(|entry| entry.until.saturating_sub(recorded.now)),
         }
     }
 }

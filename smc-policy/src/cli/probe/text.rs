@@ -4,7 +4,8 @@ use super::milliseconds;
 use crate::{
     cli::{
         output::{Output, Style, columns},
-        words::count,
+        quarantine::Recorded,
+        words::{count, duration},
     },
     guard::probe::{
         Answer, Class, Remedy, Report, Target, clc::Reply, negotiation::Outcome, options::Kind,
@@ -13,7 +14,13 @@ use crate::{
 };
 
 /// A row for each target; then what is to be said and done about those that need it, or all (`details`).
-pub(super) fn text(reports: &[Report], skipped: &[String], details: bool, out: &Output) -> String {
+pub(super) fn text(
+    reports: &[Report],
+    skipped: &[String],
+    recorded: Option<&Recorded>,
+    details: bool,
+    out: &Output,
+) -> String {
     let rows: Vec<Vec<String>> = reports.iter().map(|report| row(report, out)).collect();
     let mut text = columns(&rows, &[]);
     for report in reports {
@@ -26,10 +33,36 @@ pub(super) fn text(reports: &[Report], skipped: &[String], details: bool, out: &
         text.push_str("\nAllowed by the policy and not probed:\n");
         skipped.iter().for_each(|what| text.push_str(&format!("  {what}\n")));
     }
+    if let Some(recorded) = recorded {
+        text.push_str(&format!("\nQuarantine:\n{}", done(reports, recorded)));
+    }
     if reports.len() > 1 {
         let echoes = reports.iter().filter(|report| report.finding.class == Class::Echoes).count();
         let verb = if echoes == 1 { "echoes" } else { "echo" };
         text.push_str(&format!("\n{} probed, {echoes} {verb}.\n", count(reports.len(), "target")));
+    }
+    text
+}
+
+/// What was done about each.
+fn done(reports: &[Report], recorded: &Recorded) -> String {
+    let rows: Vec<Vec<String>> = (reports.iter().zip(&recorded.entries))
+        .map(|(report, entry)| {
+            let what = match entry {
+                Some(entry) => {
+                    let left = duration(entry.until.saturating_sub(recorded.now));
+                    format!("recorded: no SMC with it for {left}")
+                }
+                None => format!("nothing to record: {}", report.finding.class.words()),
+            };
+            vec![format!("  {}", shown(&report.target)), what]
+        })
+        .collect();
+    let mut text = columns(&rows, &[]);
+    if recorded.source == "file" && recorded.entries.iter().any(Option::is_some) {
+        text.push_str(
+            "  No policy is in force: this is saved, and holds from the next `smc-policy apply` on.\n",
+        );
     }
     text
 }
@@ -74,6 +107,12 @@ fn block(report: &Report, details: bool) -> String {
         line("to keep SMC away from it, put this rule before those that allow it, and `smc-policy apply`:");
         toml.lines().for_each(|rule| line(&format!("  {rule}")));
     }
+    if class == Class::Echoes {
+        line(&format!(
+            "or for an hour, and longer if it repeats: `smc-policy quarantine add {} --cause probe`",
+            target.address
+        ));
+    }
     text
 }
 
@@ -115,7 +154,10 @@ mod tests {
     use super::*;
     use crate::{
         cli::probe::document::Document,
-        guard::probe::{Observations, classify, options::Returned},
+        guard::{
+            probe::{Observations, classify, options::Returned},
+            recheck::recorded,
+        },
     };
 
     /// Answers to the five SYNs by what they return; `None`: silence.
@@ -131,6 +173,7 @@ mod tests {
                     unknown_254: has("254"),
                     canary: has("canary"),
                     ordinary: [2].into(),
+                    bytes: vec![],
                 };
                 Answer::SynAck { returned, after }
             }
@@ -162,7 +205,7 @@ mod tests {
     fn what_people_read() {
         let out = Output::new(false);
         let skipped = ["rule lab: every peer".to_owned()];
-        insta::assert_snapshot!(text(&reports(), &skipped, false, &out), @r#"
+        insta::assert_snapshot!(text(&reports(), &skipped, None, false, &out), @r#"
         203.0.113.7:443            ping 1.2 ms  echoes options
         [2001:db8::7]:443          ping 1.2 ms  genuine SMC
         dark.example 192.0.2.1:22  no ping      no answer
@@ -178,6 +221,7 @@ mod tests {
             peers = ["203.0.113.7"]
             ports = [443]
             comment = "echoes options: found by smc-policy probe"
+          or for an hour, and longer if it repeats: `smc-policy quarantine add 203.0.113.7:443 --cause probe`
 
         [2001:db8::7]:443
           genuine SMC: SMC can be negotiated
@@ -188,7 +232,7 @@ mod tests {
 
         3 targets probed, 1 echoes.
         "#);
-        insta::assert_snapshot!(text(&reports()[1..2], &[], true, &out), @"
+        insta::assert_snapshot!(text(&reports()[1..2], &[], None, true, &out), @"
         [2001:db8::7]:443  ping 1.2 ms  genuine SMC
 
         [2001:db8::7]:443
@@ -204,9 +248,28 @@ mod tests {
     }
 
     #[test]
+    fn what_was_recorded() {
+        let reports = reports();
+        let entries = reports.iter().map(|report| recorded(report, None, 1000)).collect();
+        let recorded = Recorded { source: "file", now: 1000, entries };
+        insta::assert_snapshot!(done(&reports, &recorded), @r"
+        203.0.113.7:443            recorded: no SMC with it for 1 h
+        [2001:db8::7]:443          nothing to record: genuine SMC
+        dark.example 192.0.2.1:22  nothing to record: no answer
+        No policy is in force: this is saved, and holds from the next `smc-policy apply` on.
+        ");
+        let document = serde_json::to_value(Document::new(&reports, &[], Some(&recorded))).unwrap();
+        let of = |at: usize| document["targets"][at]["quarantine"].to_string();
+        insta::assert_snapshot!([of(0), of(1)].join("\n"), @r#"
+        {"entry":{"cause":"probe","count":1,"direction":"outbound","first_seen":1000,"last_seen":1000,"peer":"203.0.113.7","port":443,"span":3600,"store":"commanded","until":4600},"expires_in":3600,"recorded":true,"source":"file"}
+        {"entry":null,"expires_in":null,"recorded":false,"source":"file"}
+        "#);
+    }
+
+    #[test]
     fn what_programs_read() {
         let reports = reports();
-        let document = serde_json::to_string_pretty(&Document::new(&reports[..1], &[])).unwrap();
+        let document = serde_json::to_string_pretty(&Document::new(&reports[..1], &[], None)).unwrap();
         insta::assert_snapshot!(document, @r#"
         {
           "echoes": 1,
@@ -275,13 +338,14 @@ mod tests {
               "remedy": {
                 "kind": "rule",
                 "toml": "[[rule]]\nname = \"probe-203-0-113-7-443\"\naction = \"deny\"\ndirection = \"outbound\"\npeers = [\"203.0.113.7\"]\nports = [443]\ncomment = \"echoes options: found by smc-policy probe\"\n"
-              }
+              },
+              "quarantine": null
             }
           ],
           "skipped": []
         }
         "#);
-        let other = serde_json::to_value(Document::new(&reports[1..], &[])).unwrap();
+        let other = serde_json::to_value(Document::new(&reports[1..], &[], None)).unwrap();
         let targets = &other["targets"];
         assert_eq!(targets[0]["negotiations"][0]["reply"]["diagnosis"], "0x03070000");
         assert_eq!(targets[0]["syns"][4]["answer"], "none");

@@ -234,6 +234,7 @@ mod tests {
             unknown_254: has("254"),
             canary: has("canary"),
             ordinary: if has("bare") { [2].into() } else { [2, 3, 4, 8].into() },
+            bytes: vec![],
         };
         Answer::SynAck { returned, after: AFTER }
     }

@@ -118,17 +118,22 @@ impl Marks {
         let mut returned = Returned::default();
         for (kind, data) in walk(block) {
             let exid = data.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
-            match kind {
-                EXPERIMENTAL if is_smc(data) => returned.smc = true,
+            let flag = match kind {
+                EXPERIMENTAL if is_smc(data) => &mut returned.smc,
                 // The ExID is enough: whoever shortens or alters what follows has not understood it either.
-                EXPERIMENTAL if exid == Some(CANARY_EXID) => returned.canary = true,
-                EXPERIMENTAL if exid == Some(self.exid) => returned.unknown_254 = true,
-                EXPERIMENTAL_253 => returned.unknown_253 = true,
+                EXPERIMENTAL if exid == Some(CANARY_EXID) => &mut returned.canary,
+                EXPERIMENTAL if exid == Some(self.exid) => &mut returned.unknown_254,
+                EXPERIMENTAL_253 => &mut returned.unknown_253,
                 2 | 3 | 4 | 8 => {
                     returned.ordinary.insert(kind);
+                    continue;
                 }
-                _ => {}
-            }
+                _ => continue,
+            };
+            *flag = true;
+            // As long as the length that was read from a byte.
+            returned.bytes.extend([kind, data.len() as u8 + 2]);
+            returned.bytes.extend(data);
         }
         returned
     }
@@ -190,6 +195,8 @@ pub struct Returned {
     pub canary: bool,
     /// Kinds of ordinary options: 2 MSS, 3 window scaling, 4 SACK permitted, 8 timestamps.
     pub ordinary: BTreeSet<u8>,
+    /// The others, whole and in their order; at most the 40 bytes of an option block.
+    pub bytes: Vec<u8>,
 }
 
 impl Returned {

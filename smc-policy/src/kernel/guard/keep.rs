@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    net::IpAddr,
     path::PathBuf,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -23,6 +24,7 @@ use crate::{
         record::write_beside,
     },
     paths::Paths,
+    policy::address,
 };
 
 /// Both clocks now.
@@ -72,6 +74,21 @@ pub fn snapshot(paths: &Paths, quarantine: &Quarantine, clock: &Clock) -> Result
         all.extend(records(store, quarantine.list(store)?, clock));
     }
     Ok(complete(paths, all))
+}
+
+/// The entry of exactly this key, expired or not, with what the file adds.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn one(
+    paths: &Paths,
+    quarantine: &Quarantine,
+    (ip, port, store): (IpAddr, u16, Store),
+    clock: &Clock,
+) -> Result<Option<Record>, KernelError> {
+    let key = Key::new(address::from_ip(ip), port);
+    let Some(entry) = quarantine.get(store, key)? else { return Ok(None) };
+    Ok(complete(paths, records(store, [(key, entry)], clock).collect()).pop())
 }
 
 /// The entries in force about a peer, with what the file adds. `port`: about that service only, and the whole address.
@@ -198,15 +215,15 @@ pub fn put(
     Ok(number)
 }
 
-/// Puts an entry by command in the place of the one that is there. Under the lock.
+/// Puts an entry in the place of the one that is there. Under the lock.
 ///
 /// # Errors
 /// As [`put`].
 pub fn replace(quarantine: &Quarantine, record: &Record, clock: &Clock) -> Result<(), KernelError> {
     let Some(entry) = clock.entry(record, clock.now()) else { return Ok(()) };
     let key = record.kernel_key();
-    match quarantine.put(Store::Commanded, key, &entry) {
-        Err(KernelError::Missing { .. }) => {
+    match quarantine.put(record.store, key, &entry) {
+        Err(KernelError::Missing { .. }) if record.store == Store::Commanded => {
             let there = quarantine.list(Store::Commanded)?.into_iter().collect();
             make_room(quarantine, &there, &[record], clock)?;
             quarantine.put(Store::Commanded, key, &entry)
