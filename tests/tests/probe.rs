@@ -46,25 +46,29 @@ fn probe_tells_every_style_of_echo_from_plain_peers() {
     netns::in_new_namespace(&[], || {
         let peers = TunPeers::start();
         let home = Home::new();
-        let echoes = [
-            (Style::WholeBlock, ports::SILENT, "ETIMEDOUT"),
-            (Style::WholeBlock, ports::HTTP, "\"HTTP/1.1 400 Bad\""),
-            (Style::WholeBlock, ports::DECLINES, "genuine SMC server is behind"),
-            (Style::OwnMssAndUnknown, ports::BANNER, "\"SSH-2.0-x..\""),
-            (Style::Reordered, ports::ECHO, "EPROTO"),
-            (Style::Only254, ports::FIN, "ECONNRESET"),
-            (Style::UnknownOf4, ports::RST, "ECONNRESET"),
-            (Style::OnlySmc, ports::SILENT, "does not speak SMC"),
-            (Style::OnlySmc, ports::ECHO, "does not speak SMC"),
-            (Style::OnlySmc, ports::HTTP, "does not speak SMC"),
-            (Style::OnlySmc, ports::BANNER, "does not speak SMC"),
-            (Style::OnlySmc, ports::FIN, "does not speak SMC"),
-            (Style::OnlySmc, ports::RST, "does not speak SMC"),
+        let behaviours = [
+            (ports::SILENT, "ETIMEDOUT"),
+            (ports::ECHO, "EPROTO"),
+            (ports::HTTP, "\"HTTP/1.1 400 Bad\""),
+            (ports::BANNER, "\"SSH-2.0-x..\""),
+            (ports::FIN, "ECONNRESET"),
+            (ports::RST, "ECONNRESET"),
         ];
+        let styles = [
+            Style::WholeBlock,
+            Style::OwnMssAndUnknown,
+            Style::Reordered,
+            Style::Only254,
+            Style::UnknownOf4,
+            Style::OnlySmc,
+        ];
+        let of = |style: Style| behaviours.map(|(port, note)| (style, port, note));
+        let mut echoes: Vec<(Style, u16, &str)> = styles.into_iter().flat_map(of).collect();
+        echoes.push((Style::WholeBlock, ports::DECLINES, "genuine SMC server is behind"));
+        let known = behaviours.map(|(port, _)| (Style::OnlyKnown, port, "ignores", ""));
         let others = [
             (Style::OnlySmc, ports::DECLINES, "smc", ""),
             (Style::Only253, ports::HTTP, "ignores", "without consequence"),
-            (Style::OnlyKnown, ports::HTTP, "ignores", ""),
             (Style::Plain, ports::HTTP, "ignores", ""),
             (Style::NoPing, ports::HTTP, "ignores", ""),
             (Style::Lossy, ports::HTTP, "ignores", ""),
@@ -74,8 +78,11 @@ fn probe_tells_every_style_of_echo_from_plain_peers() {
             (Style::Closed, ports::HTTP, "closed", ""),
             (Style::BlackHole, ports::HTTP, "no-answer", ""),
         ];
-        let expected: Vec<(Style, u16, &str, &str)> =
-            echoes.iter().map(|(style, port, note)| (*style, *port, "echoes", *note)).chain(others).collect();
+        let expected: Vec<(Style, u16, &str, &str)> = (echoes.iter())
+            .map(|(style, port, note)| (*style, *port, "echoes", *note))
+            .chain(known)
+            .chain(others)
+            .collect();
         let mut arguments: Vec<String> =
             ["probe", "--json", "--rate", "1000", "--concurrency", "64", "--timeout", "2s"]
                 .map(str::to_owned)
@@ -90,6 +97,9 @@ fn probe_tells_every_style_of_echo_from_plain_peers() {
             for target in targets(style, port) {
                 let found = &found[&target];
                 assert_eq!(found["class"], class, "{style:?} {found:#}");
+                if style == Style::OnlySmc && class == "echoes" {
+                    assert!(found["notes"].to_string().contains("does not speak SMC"), "{found:#}");
+                }
                 assert!(
                     found["notes"].to_string().replace("\\\"", "\"").contains(note),
                     "'{note}': {style:?} {found:#}"
