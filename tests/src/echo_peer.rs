@@ -26,6 +26,10 @@ pub enum Style {
     Reordered,
     /// Kind 254 only.
     Experimental,
+    /// What it does not know and is 4 bytes or longer.
+    AtLeast4,
+    /// What it knows.
+    Known,
     /// The SMC option only.
     SmcOnly,
     /// The SMC option and a canary that is not the SYN's: its nonce is another one.
@@ -68,6 +72,19 @@ pub struct SeenSyn {
     pub sequence: u32,
     /// With these options.
     pub options: Vec<u8>,
+    /// The whole packet, from its IP header on.
+    pub packet: Vec<u8>,
+}
+
+/// SYNs that do not get through to the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swallows {
+    /// All of them get through.
+    Nothing,
+    /// The next ones, so many.
+    Next(u32),
+    /// Those with a canary.
+    Marked,
 }
 
 impl SeenSyn {
@@ -131,6 +148,10 @@ impl Style {
                 [odd, vec![2, 4, 5, 0xb4]].concat()
             }
             Self::Experimental => with_mss(all.into_iter().filter(|option| option[0] == 254).collect()),
+            Self::AtLeast4 => {
+                with_mss(all.into_iter().filter(|option| unknown(option) && option.len() >= 4).collect())
+            }
+            Self::Known => all.into_iter().filter(|option| !unknown(option)).collect::<Vec<_>>().concat(),
             Self::SmcOnly => with_mss(all.into_iter().filter(|option| is_smc(option)).collect()),
             Self::WrongNonce => {
                 let mut all: Vec<_> = all.into_iter().filter(unknown).collect();
@@ -149,6 +170,7 @@ impl Style {
 struct State {
     style: Style,
     behaviour: Behaviour,
+    swallows: Swallows,
     syns: Vec<SeenSyn>,
     connections: HashMap<(u16, u16), Connection>,
 }
@@ -189,6 +211,7 @@ impl EchoPeer {
         let state = Arc::new(Mutex::new(State {
             style: Style::Nothing,
             behaviour: Behaviour::Silent,
+            swallows: Swallows::Nothing,
             syns: vec![],
             connections: HashMap::new(),
         }));
@@ -208,11 +231,17 @@ impl EchoPeer {
         let mut state = self.state();
         state.style = style;
         state.behaviour = behaviour;
+        state.swallows = Swallows::Nothing;
         state.syns.clear();
         state.connections.clear();
     }
 
-    /// The SYNs that came since.
+    /// What the path to the peer does with SYNs, until [`Self::set`] is called again.
+    pub fn swallow(&self, what: Swallows) {
+        self.state().swallows = what;
+    }
+
+    /// The SYNs that came since, those that were swallowed too.
     #[must_use]
     pub fn syns(&self) -> Vec<SeenSyn> {
         self.state().syns.clone()
@@ -270,6 +299,7 @@ struct Segment {
     flags: u8,
     options: Vec<u8>,
     data: Vec<u8>,
+    packet: Vec<u8>,
 }
 
 impl Segment {
@@ -300,6 +330,7 @@ impl Segment {
             flags: tcp[13],
             options: tcp.get(20..header)?.to_vec(),
             data: tcp.get(header..)?.to_vec(),
+            packet: packet[..end].to_vec(),
         })
     }
 
@@ -327,7 +358,17 @@ impl State {
         if segment.flags & SYN != 0 {
             let (port, sequence, options) = (segment.ports.0, segment.sequence, segment.options.clone());
             let answer = self.style.answer(&options);
-            self.syns.push(SeenSyn { port, sequence, options });
+            let syn = SeenSyn { port, sequence, options, packet: segment.packet.clone() };
+            let is_marked = syn.canary().is_some();
+            self.syns.push(syn);
+            match &mut self.swallows {
+                Swallows::Next(left) if *left > 0 => {
+                    *left -= 1;
+                    return vec![];
+                }
+                Swallows::Marked if is_marked => return vec![],
+                _ => {}
+            }
             let new = Connection { next: sequence.wrapping_add(1), sent: FIRST, ..Connection::default() };
             let packet = segment.answer(&new, SYN | ACK, &answer, &[]);
             self.connections.insert(segment.ports, Connection { sent: FIRST + 1, ..new });
@@ -393,6 +434,9 @@ mod tests {
         assert_eq!(Style::Reordered.answer(&syn), [&[1][..], &canary, &[1], &smc, &mss].concat());
         assert_eq!(Style::SmcOnly.answer(&syn), [&mss[..], &smc].concat());
         assert_eq!(Style::Nothing.answer(&syn), mss);
+        assert_eq!(Style::Known.answer(&syn), [&mss[..], &[3, 3, 8]].concat());
+        let short = [&mss[..], &[253, 3, 9], &canary].concat();
+        assert_eq!(Style::AtLeast4.answer(&short), [&mss[..], &canary].concat());
         let wrong = Style::WrongNonce.answer(&syn);
         assert_eq!(wrong[..wrong.len() - 1], [&mss[..], &smc, &canary[..7]].concat());
     }

@@ -36,6 +36,7 @@ pub mod half;
 pub mod joined;
 pub mod killer;
 pub mod lab;
+pub mod meeting;
 pub mod mounts;
 pub mod needs;
 pub mod netns;

@@ -56,6 +56,8 @@ pub enum Need {
     NonlinearRuns,
     /// TCP-AO (Linux 6.7).
     TcpAo,
+    /// SYN cookies.
+    SynCookies,
     /// A second host, joined with this one ([`crate::joined`]).
     Peer,
     /// Filtering by nft.
@@ -131,6 +133,7 @@ impl Need {
                 let socket = sys::stream_socket(libc::AF_INET, 0);
                 socket.is_ok_and(|socket| sys::set_tcp_ao_key(socket, Ipv4Addr::LOCALHOST).is_ok())
             }
+            Self::SynCookies => Path::new("/proc/sys/net/ipv4/tcp_syncookies").exists(),
             Self::Peer => Role::of_this_host().is_some(),
         }
     }
@@ -163,6 +166,7 @@ impl fmt::Display for Need {
             Self::Ipip => "ipip",
             Self::Wireguard => "wireguard",
             Self::TcpAo => "TCP-AO",
+            Self::SynCookies => "SYN cookies",
             Self::Peer => "a second host (SMC_POLICY_ROLE)",
         })
     }

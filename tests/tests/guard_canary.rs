@@ -1,8 +1,8 @@
-//! The canary: the first connection to a peer that echoes TCP options works already, by either hook.
+//! The canary: what is marked and what is not, whom an echo is believed of, and the ways to switch it off. What becomes of
+//! connections to each kind of peer: guard_matrix.rs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use smc_policy::kernel::guard::{Quarantine, Store};
 use smc_policy::kernel::sys as kernel;
 use smc_policy_common::quarantine::{Cause, Entry, Key};
 use smc_policy_common::query::Addr;
-use smc_policy_tests::echo_peer::{ADDRESSES, BANNER, Behaviour, EchoPeer, Style};
-use smc_policy_tests::half::Transport;
-use smc_policy_tests::lab::{assert_smc, listen};
+use smc_policy_tests::connection::exchange_sized;
+use smc_policy_tests::echo_peer::{ADDRESSES, Behaviour, EchoPeer, Style};
+use smc_policy_tests::lab::{is_smc, listen};
+use smc_policy_tests::meeting::{HELLO, Meeting};
 use smc_policy_tests::packet::{Packet, flags};
-use smc_policy_tests::{Half, Kind, Lab, Need, SockOps, eventually, needs_hook, sys};
+use smc_policy_tests::{Half, Kind, Lab, SockOps, eventually, needs_hook, sys};
 
 const ALLOW: &str = "version = 1\n[[rule]]\nname = \"all\"\naction = \"allow\"\n";
 /// "The peer did not answer with the SMC option" (SMC_CLC_DECL_PEERNOSMC).
@@ -57,108 +58,26 @@ fn counter(lab: &Lab, name: &str) -> u64 {
     status["counters"][name].as_u64().unwrap_or_else(|| panic!("no {name}: {status:#}"))
 }
 
-/// Connects, says hello and returns what the peer got and said, and how long connect(2) took.
-fn call(peer: &EchoPeer, kind: Kind, to: SocketAddr, behaviour: Behaviour) -> (Vec<u8>, Vec<u8>, Duration) {
-    let half = Half::connect(kind, None, to).unwrap_or_else(|failure| panic!("{kind:?} to {to}: {failure}"));
-    let end = half.judge().unwrap();
-    assert!(
-        matches!(end.transport, Transport::Fallback(PEER_NO_SMC, _)),
-        "{kind:?} {behaviour:?}: {}",
-        end.transport
-    );
-    let mut stream = half.stream();
-    stream.write_all(b"hello").unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let mut said = vec![0; 512];
-    let length = match behaviour {
-        Behaviour::Silent => 0,
-        // A reset is an error, or the end for a kernel that gives it late.
-        _ => stream.read(&mut said).unwrap_or(0),
-    };
-    said.truncate(length);
-    eventually("the peer has the data", || !peer.received(end.local.port()).is_empty());
-    let _ = stream.shutdown(Shutdown::Write);
-    (peer.received(end.local.port()), said, half.time)
-}
-
 #[test]
-fn the_first_connection_works_already() {
-    needs_hook!();
-    with_peer(ALLOW, |lab, peer| {
-        let (mut slowest, mut cells) = (Duration::ZERO, 0);
-        for (_, ip) in ADDRESSES {
-            let to = SocketAddr::new(ip.parse().unwrap(), 443);
-            let kinds = kinds(ip);
-            for style in [Style::All, Style::Unknown, Style::Reordered, Style::Experimental] {
-                for (at, behaviour) in Behaviour::ALL.into_iter().enumerate() {
-                    let kind = kinds[at % kinds.len()];
-                    peer.set(style, behaviour);
-                    for first in [true, false] {
-                        let (got, said, time) = call(peer, kind, to, behaviour);
-                        let shown = format!("{kind:?} to {to}: {style:?} {behaviour:?}, first: {first}");
-                        assert_eq!(got, b"hello", "{shown}");
-                        match behaviour {
-                            Behaviour::Echo => assert_eq!(said, b"hello", "{shown}"),
-                            Behaviour::Banner => assert_eq!(said, BANNER, "{shown}"),
-                            Behaviour::Http => assert!(said.starts_with(b"HTTP/1.1 400"), "{shown}"),
-                            Behaviour::Silent | Behaviour::Fin | Behaviour::Rst => {
-                                assert_eq!(said, b"", "{shown}");
-                            }
-                        }
-                        assert!(time < SOON, "{time:?}: {shown}");
-                        slowest = slowest.max(time);
-                        cells += 1;
-                    }
-                    let syns = peer.syns();
-                    assert_eq!(syns.len(), 2, "{syns:02x?}");
-                    assert!(
-                        syns[0].has_smc() && syns[0].canary().is_some_and(|c| c.len() == 8),
-                        "{syns:02x?}"
-                    );
-                    assert!(!syns[1].has_smc() && syns[1].canary().is_none(), "{syns:02x?}");
-                    let entries = learned(lab);
-                    let [(key, entry)] = entries[..] else { panic!("{entries:?}") };
-                    assert_eq!(key, Key::new(addr(ip), 443));
-                    assert_eq!((entry.cause, entry.count), (Cause::Echo as u8, 1));
-                    assert_eq!(entry.evidence[..8], syns[0].canary().unwrap());
-                    forget(lab);
-                }
-            }
-        }
-        println!("{cells} connections, the slowest took {slowest:?}");
-        assert_eq!(counter(lab, "echoes"), cells / 2);
-        assert_eq!((counter(lab, "unproven"), counter(lab, "unchanged")), (0, 0));
-        assert_eq!(counter(lab, "quarantined"), cells / 2);
-    });
-}
-
-/// Its SYN-ACK looks like that of a genuine SMC server: this is what the learner is for.
-#[test]
-fn who_returns_the_smc_option_alone_is_not_noticed() {
-    needs_hook!();
-    with_peer(ALLOW, |lab, peer| {
-        peer.set(Style::SmcOnly, Behaviour::Echo);
-        let to = SocketAddr::new(ADDRESSES[0].1.parse().unwrap(), 443);
-        assert!(Half::connect(Kind::AfSmc, None, to).is_err() || !Need::SmcD.is_met());
-        assert_eq!((counter(lab, "echoes"), learned(lab)), (0, vec![]));
-    });
-}
-
-#[test]
-fn a_genuine_peer_is_not_disturbed() {
+fn a_genuine_peer_keeps_smc_through_a_hundred_connections() {
     needs_hook!();
     Lab::run(|lab| {
         lab.apply(ALLOW);
+        let kinds = ["127.0.0.2", "fd00:5::2"].map(|ip| (ip, kinds(ip)));
+        let each = 100_u64.div_ceil(kinds.iter().map(|(_, kinds)| kinds.len() as u64).sum());
         let mut connections = 0;
-        for ip in ["127.0.0.2", "fd00:5::2"] {
-            for kind in kinds(ip) {
+        for (ip, kinds) in kinds {
+            for kind in kinds {
                 let listener = listen(kind, ip);
-                for _ in 0..5 {
-                    assert_smc(kind, None, &listener);
+                for nth in 0..each {
+                    let outcome = exchange_sized(kind, None, &listener, &[1])
+                        .unwrap_or_else(|failure| panic!("{kind:?}, {nth}: {failure}"));
+                    assert!(is_smc(&outcome), "{kind:?}, {nth}: {outcome}");
                     connections += 1;
                 }
             }
         }
+        assert!(connections >= 100);
         assert_eq!((counter(lab, "marked"), counter(lab, "echoes")), (connections, 0));
         assert_eq!((counter(lab, "unproven"), learned(lab)), (0, vec![]));
         let status = lab.status();
@@ -283,9 +202,9 @@ fn the_short_canary() {
         for (_, ip) in ADDRESSES {
             let to = SocketAddr::new(ip.parse().unwrap(), 443);
             peer.set(Style::Experimental, Behaviour::Echo);
-            let (got, said, time) = call(peer, kinds(ip)[0], to, Behaviour::Echo);
-            assert_eq!((&got[..], &said[..]), (&b"hello"[..], &b"hello"[..]));
-            assert!(time < SOON, "{time:?}");
+            let met = Meeting::arrange(peer, kinds(ip)[0], to, Behaviour::Echo);
+            assert_eq!((met.reason(), &met.got[..], &met.said[..]), (Some(PEER_NO_SMC), HELLO, HELLO));
+            assert!(met.time < SOON, "{met:?}");
             assert_eq!(peer.syns()[0].canary(), Some(vec![254, 4, b'S', b'P']), "{:02x?}", peer.syns());
             let entries = learned(lab);
             let [(key, entry)] = entries[..] else { panic!("{entries:?}") };
