@@ -108,6 +108,18 @@ pub fn follows(record: &Record, found: &[&Report]) -> Follows {
     Follows::Keep(format!("{port}{what}"))
 }
 
+/// The same when the probe is over. `before`: the entry as it was when the probe began; `now`: as it is.
+pub fn reconsidered(follows: Follows, before: &Record, now: Option<&Record>) -> Follows {
+    match (follows, now) {
+        (Follows::Lift | Follows::Confirm, None) => Follows::Keep("was taken out meanwhile".into()),
+        // A connection has seen what the probe has not.
+        (Follows::Lift, Some(now)) if (now.count, now.cause) != (before.count, before.cause) => {
+            Follows::Keep("was met again meanwhile".into())
+        }
+        (follows, _) => follows,
+    }
+}
+
 /// Whether SMC can be offered to such a peer without harm.
 fn is_clean(class: Class) -> bool {
     matches!(class, Class::Smc | Class::Ignores)

@@ -17,7 +17,7 @@ use crate::{
     guard::{
         probe::{Class, Report, Target},
         quarantine::{Record, Store, cause_name, key},
-        recheck::{Follows, Wanted, confirmed, follows},
+        recheck::{Follows, Wanted, confirmed, follows, reconsidered},
     },
     kernel::{hook::Hook, state::State},
     paths::Paths,
@@ -121,17 +121,16 @@ fn act<'a>(paths: &'a Paths, checked: &mut [Checked<'_>], out: &Output) -> Resul
     let mut gone = Vec::new();
     let mut new = Vec::new();
     for one in checked.iter_mut().filter(|one| !matches!(one.follows, Follows::Keep(_))) {
-        match there.iter().find(|record| key(record) == key(&one.before)) {
-            None => one.follows = Follows::Keep("was taken out meanwhile".into()),
-            Some(record) if (record.count, record.cause) != (one.before.count, one.before.cause) => {
-                one.follows = Follows::Keep("was met again meanwhile".into());
-            }
-            Some(record) if one.follows == Follows::Lift => gone.push(record.clone()),
-            Some(record) => {
+        let now = there.iter().find(|record| key(record) == key(&one.before));
+        one.follows = reconsidered(one.follows.clone(), &one.before, now);
+        match (&one.follows, now) {
+            (Follows::Lift, Some(record)) => gone.push(record.clone()),
+            (Follows::Confirm, Some(record)) => {
                 let record = confirmed(record, &one.found, place.now());
                 one.now = Some(record.clone());
                 new.push(record);
             }
+            _ => {}
         }
     }
     if !gone.is_empty() {

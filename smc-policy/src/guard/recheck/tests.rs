@@ -76,6 +76,20 @@ fn an_address_is_clean_when_all_of_its_services_are() {
 }
 
 #[test]
+fn what_happens_during_the_probe_counts() {
+    let before = learned(443, Cause::Silence);
+    let again = Record { count: 2, ..before.clone() };
+    let kept = |why: &str| Follows::Keep(why.into());
+    assert_eq!(reconsidered(Follows::Lift, &before, Some(&before)), Follows::Lift);
+    assert_eq!(reconsidered(Follows::Lift, &before, Some(&again)), kept("was met again meanwhile"));
+    assert_eq!(reconsidered(Follows::Confirm, &before, Some(&again)), Follows::Confirm);
+    for follows in [Follows::Lift, Follows::Confirm] {
+        assert_eq!(reconsidered(follows, &before, None), kept("was taken out meanwhile"));
+    }
+    assert_eq!(reconsidered(kept("does not answer"), &before, None), kept("does not answer"));
+}
+
+#[test]
 fn which_entries_are_meant() {
     let ip = "192.0.2.1".parse().unwrap();
     let other = Record { peer: "192.0.2.2".parse().unwrap(), ..learned(443, Cause::Echo) };
