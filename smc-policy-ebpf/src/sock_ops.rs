@@ -74,6 +74,9 @@ const OURS: u32 = 1 << 8;
 const LENGTH: u32 = 0xff;
 
 const WRITE: u32 = BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+/// Transmissions of a SYN that carry the mark. What drops it must not keep a connection from coming up that would without
+/// this tool (with `retransmit = "plain"` the second one has no SMC option and no mark already).
+const MARKED: u32 = 2;
 /// SYN and ACK among a TCP header's flags.
 const FLAGS: u32 = 0x12;
 const SYN: u32 = 0x02;
@@ -204,7 +207,9 @@ fn reserve(ops: *mut bpf_sock_ops) {
     let Some((sock, storage)) = marked(ops) else { return };
     // SAFETY: the context.
     let has_room = |length: u8| unsafe { bpf_reserve_hdr_opt(ops, length.into(), 0) == 0 };
-    let length = if !tcp(sock).is_some_and(asks_for_smc) {
+    // Raised before a segment is sent again (`__tcp_retransmit_skb`, net/ipv4/tcp_output.c).
+    let is_tried = field!(ops, total_retrans) >= MARKED;
+    let length = if is_tried || !tcp(sock).is_some_and(asks_for_smc) {
         0
     } else if has_room(CANARY_LENGTH) {
         CANARY_LENGTH

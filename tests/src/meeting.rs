@@ -42,6 +42,10 @@ impl Meeting {
         let half = match half {
             Ok(half) => half,
             Err(failure) => {
+                // What was sent before that is on its way.
+                while peer.received(port).is_empty() && start.elapsed() < failed_after + LIMIT / 5 {
+                    thread::sleep(Duration::from_millis(2));
+                }
                 let got = peer.received(port);
                 return Self { result: Err(failure.error), time: failed_after, got, said: vec![] };
             }

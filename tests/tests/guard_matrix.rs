@@ -11,7 +11,7 @@ use smc_policy_common::quarantine::{Cause, Entry, Key};
 use smc_policy_common::query::Addr;
 use smc_policy_tests::echo_peer::{ADDRESSES, BANNER, Behaviour, EchoPeer, Style};
 use smc_policy_tests::meeting::{HELLO, Meeting};
-use smc_policy_tests::{Kind, Lab, is_full, needs_hook};
+use smc_policy_tests::{Kind, Lab, hook, is_full, needs_hook};
 
 const ALLOW: &str = "version = 1\n[[rule]]\nname = \"all\"\naction = \"allow\"\n";
 /// "The peer did not answer with the SMC option" (SMC_CLC_DECL_PEERNOSMC).
@@ -168,6 +168,41 @@ fn who_returns_known_options_only_is_plain_tcp_and_stays_unsuspected() {
     });
 }
 
+/// A connection that the guard has not saved: it failed, or a host without a device for SMC has put a decline in front of
+/// the application's bytes.
+#[track_caller]
+fn assert_broken(cell: &Cell, meeting: &Meeting) {
+    let shown = cell.shown();
+    assert_ne!(meeting.reason(), Some(PEER_NO_SMC), "{shown}");
+    assert!(meeting.got.starts_with(&EYE_CATCHER), "{shown}: {meeting:02x?}");
+    if meeting.result.is_ok() {
+        assert!(meeting.got.len() >= DECLINE, "{shown}: {meeting:02x?}");
+    }
+}
+
+/// What the guard is for: the same peers without it. (Those that answer at once: the others take 6 s each.)
+#[test]
+fn without_the_guard_connections_fail_or_have_foreign_bytes_in_their_stream() {
+    needs_hook!();
+    Lab::run(|lab| {
+        let peer = EchoPeer::start("echo0");
+        lab.home.write("etc/config.toml", &format!("hook = \"{}\"\nguard = \"off\"\n", hook()));
+        lab.apply(ALLOW);
+        println!("{HEADING}");
+        for (_, ip) in ADDRESSES {
+            let to = SocketAddr::new(ip.parse().unwrap(), 443);
+            let kind = if to.is_ipv6() { Kind::AfSmc6 } else { Kind::AfSmc };
+            for behaviour in [Behaviour::Echo, Behaviour::Banner] {
+                let cell = Cell::meet(lab, &peer, kind, to, Style::All, behaviour);
+                cell.print();
+                assert_broken(&cell, &cell.first);
+                assert_broken(&cell, &cell.second);
+                assert_eq!(cell.entries, [None, None]);
+            }
+        }
+    });
+}
+
 /// Its SYN-ACK is that of a genuine SMC server: the canary cannot tell. The first connection fails, or has a decline in front
 /// of its data; whoever learns of it keeps the second clean.
 #[test]
@@ -182,20 +217,13 @@ fn who_returns_the_smc_option_alone_is_not_noticed_by_its_syn_ack() {
         lab.apply(ALLOW);
         cells(lab, &peer, &[Style::SmcOnly], |cell| {
             let shown = cell.shown();
-            let assert_missed = |meeting: &Meeting| {
-                assert_ne!(meeting.reason(), Some(PEER_NO_SMC), "{shown}");
-                assert!(meeting.got.starts_with(&EYE_CATCHER), "{shown}: {meeting:02x?}");
-                if meeting.result.is_ok() {
-                    assert!(meeting.got.len() >= DECLINE, "{shown}: {meeting:02x?}");
-                }
-            };
-            assert_missed(&cell.first);
+            assert_broken(cell, &cell.first);
             match cell.entries[0] {
                 Some(entry) => {
                     assert_ne!(entry.cause, Cause::Echo as u8, "{shown}");
                     cell.assert_clean(&cell.second);
                 }
-                None => assert_missed(&cell.second),
+                None => assert_broken(cell, &cell.second),
             }
         });
         assert_eq!(counter(lab, "echoes"), 0);

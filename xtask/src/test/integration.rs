@@ -226,10 +226,12 @@ const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
 
 /// Test binaries that run once by smc_hs_ctrl and once by tc.
-const BY_BOTH_HOOKS: [&str; 10] = [
+const BY_BOTH_HOOKS: [&str; 12] = [
     "guard",
     "guard_canary",
+    "guard_many",
     "guard_matrix",
+    "guard_wire",
     "killed",
     "main_job",
     "quarantine",

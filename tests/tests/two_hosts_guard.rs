@@ -1,0 +1,76 @@
+//! Two hosts that speak SMC-R keep doing so with the echo guard on.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicBool;
+
+use smc_policy::kernel::guard::{Quarantine, Store};
+use smc_policy_tests::connection::Failure;
+use smc_policy_tests::enforce::{Enforced, Hook};
+use smc_policy_tests::joined::{DEVICE, Joined, Role};
+use smc_policy_tests::{Half, Kind, Lab, Listener, Transport, command, needs, ueid};
+
+const PORT: u16 = 6003;
+const ALLOW: &str = "[[rule]]\nname = \"all\"\naction = \"allow\"\n";
+
+/// Connections whose data may be lost: on machines that get no processor for a while, the software RDMA device gives up.
+const MAY_BREAK: usize = 3;
+
+/// This host's end of one connection: what carries it, and whether a byte went each way.
+fn once(joined: &mut Joined, listener: Option<&Listener>, to: SocketAddr) -> (Transport, bool) {
+    joined.step("another");
+    let met = || {
+        let half = match listener {
+            Some(listener) => listener.accept(&AtomicBool::new(false))?,
+            None => Half::connect(Kind::AfSmc, None, to)?,
+        };
+        let transport = half.judge()?.transport;
+        let works = match listener {
+            Some(_) => half.answer(&[1]),
+            None => half.ask(&[1]),
+        };
+        Ok((transport, works.is_ok()))
+    };
+    met().unwrap_or_else(|failure: Failure| panic!("{to}: {failure}"))
+}
+
+#[test]
+fn smc_r_is_kept_through_a_hundred_connections() {
+    needs!(Root, Peer, Tool, Bpffs, Smc, SmcDiag);
+    let mut joined = Joined::meet("smc_r_is_kept_through_a_hundred_connections");
+    ueid::ensure().expect("a UEID");
+    // Another test of this machine may have made it.
+    let _ = command::run("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", DEVICE]);
+    let to = SocketAddr::new(Role::Server.addresses()[0], PORT);
+    let is_ready = |_| joined.connect(Kind::AfSmc, to.ip(), PORT).is_smc_r();
+    assert!((0..10).any(is_ready), "no SMC-R");
+    let listener = (joined.role == Role::Server).then(|| Listener::bind(Kind::AfSmc, to));
+    let lab = Lab::default();
+    let enforced = Enforced::nothing(&lab);
+    let hooks = Hook::all();
+    let each = 100_usize.div_ceil(hooks.len());
+    let mut broken = 0;
+    for hook in hooks {
+        // At both ends: the server's programs see the marks too.
+        enforced.change(ALLOW, "", hook);
+        joined.step("in force");
+        let counter = |name: &str| lab.status()["counters"][name].as_u64().expect("a counter");
+        let before = counter("marked");
+        for nth in 0..each {
+            let (transport, works) = once(&mut joined, listener.as_ref(), to);
+            let other: String = joined.swap(transport);
+            assert_eq!((transport, &other[..]), (Transport::SmcR, "SMC-R"), "{hook}, connection {nth}");
+            broken += usize::from(!works);
+        }
+        println!("{hook}: {each} connections, all SMC-R; so far {broken} broke later");
+        // A SYN that was lost is marked again.
+        let marked = counter("marked") - before;
+        let expected = if joined.role == Role::Client { each as u64..=2 * each as u64 } else { 0..=0 };
+        assert!(expected.contains(&marked), "{hook}: {marked} marked");
+        assert_eq!((counter("echoes"), counter("unproven")), (0, 0));
+        let quarantine = Quarantine::open(&lab.pins()).unwrap().expect("a quarantine");
+        assert_eq!(quarantine.list(Store::Learned).unwrap(), []);
+        joined.step("judged");
+    }
+    assert!(broken <= MAY_BREAK, "{broken} connections broke");
+}
