@@ -20,6 +20,7 @@ pub struct Keys {
 }
 
 /// A connection that is being opened, as both its SYN and the answer show it.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     /// The other host.
@@ -48,7 +49,7 @@ pub fn nonce(key: [u64; 2], peer: Addr, local: Addr, word: u64) -> u32 {
     siphash24(key, [peer.hi, peer.lo, local.hi, local.lo, word]) as u32
 }
 
-const _: () = assert!(size_of::<Keys>() == 48);
+const _: () = assert!(size_of::<Keys>() == 48 && size_of::<Opening>() == 40);
 
 #[cfg(test)]
 mod tests {

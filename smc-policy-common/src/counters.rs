@@ -80,6 +80,10 @@ InstanceCounters {
     /// SYN-ACKs that returned the short canary and lost the SMC option, but nothing was learned as no connection
     /// waited for them.
     unlearned,
+    /// SYN-ACKs that returned our canary and kept the SMC option: `on_echo = "learn-only"`, or a policy that only observes.
+    kept_echoes,
+    /// Connections whose SYN-ACK lost the SMC option and that the peer reset before it had sent anything.
+    reset_blanked,
 }
 }
 

@@ -4,8 +4,13 @@
 //! line, what runs in the kernel.
 #![no_std]
 
+#[cfg(test)]
+extern crate std;
+
 pub mod canary;
 pub mod counters;
+pub mod echoed;
+pub mod event;
 pub mod quarantine;
 pub mod query;
 pub mod siphash;

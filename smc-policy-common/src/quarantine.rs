@@ -6,7 +6,7 @@
 use crate::query::{Addr, Direction};
 
 /// Version of [`Key`], [`Entry`], [`Learned`] and of the set of shared maps.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// Entries that programs may learn.
 pub const LEARNED_ENTRIES: u32 = 65_536;
@@ -109,8 +109,10 @@ pub struct Entry {
     pub directions: u8,
     /// How many bytes of `evidence` there are.
     pub evidence_length: u8,
+    /// How often the peer reset a connection whose SYN-ACK was blanked, before it had sent anything; at most 255.
+    pub resets: u8,
     /// Zero.
-    pub reserved: [u8; 5],
+    pub reserved: [u8; 4],
     /// What the peer sent that gave it away.
     pub evidence: [u8; EVIDENCE],
 }
@@ -167,7 +169,7 @@ const _: () = {
     assert!(size_of::<Key>() == 24 && core::mem::offset_of!(Key, port) == 16);
     assert!(size_of::<Entry>() == 56);
     assert!(core::mem::offset_of!(Entry, count) == 24 && core::mem::offset_of!(Entry, cause) == 32);
-    assert!(core::mem::offset_of!(Entry, evidence) == 40);
+    assert!(core::mem::offset_of!(Entry, resets) == 35 && core::mem::offset_of!(Entry, evidence) == 40);
     assert!(size_of::<Learned>() == 24);
 };
 

@@ -51,6 +51,8 @@ pub const FLAG_PLAIN_RETRANSMISSIONS: u16 = 4;
 pub const FLAG_FORWARDED: u16 = 8;
 /// Flag in cell 0: allowed SYNs are marked, and answers that return the mark lose the SMC option.
 pub const FLAG_CANARY: u16 = 16;
+/// Flag in cell 0: answers that return the mark keep the SMC option; the peer enters the quarantine all the same.
+pub const FLAG_LEARN_ONLY: u16 = 32;
 
 /// IPv4 peers: an [`index32`] descriptor.
 pub const H_PEER4: u32 = 1;

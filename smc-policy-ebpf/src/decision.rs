@@ -1,11 +1,13 @@
 //! The decision every hook shares: look it up, count it, turn it into the hook's answer.
 
 use smc_policy_common::{
+    event::{WANTS_ALLOWS, WANTS_DENIES},
     query::{Addr, Query, WireQuery},
     table::{self, Verdict},
 };
 
 use crate::{
+    events,
     maps::{self, Even, Odd},
     quarantine,
 };
@@ -16,7 +18,9 @@ const ODD: u64 = 1 << 32;
 const SYN: u64 = 1 << 33;
 /// Of `smcpol_may`'s `how`: where the transmission begins.
 const TRANSMISSION_AT: u32 = 34;
-/// Of its result: there is a verdict.
+/// Of `smcpol_may`'s result, which is otherwise a `word` of [`events::smcpol_decided`]: it may carry the option.
+const MAY: u64 = 1 << 22;
+/// Of `smcpol_judge`'s result: there is a verdict.
 const DECIDED: u64 = 1 << 63;
 /// Of its result: where the table's flags begin.
 const FLAGS_AT: u32 = 40;
@@ -29,8 +33,7 @@ pub extern "C" fn smcpol_judge(peer_hi: u64, peer_lo: u64, local_hi: u64, local_
     let peer = Addr { hi: peer_hi, lo: peer_lo };
     let local = Addr { hi: local_hi, lo: local_lo };
     let query = WireQuery { peer, local, meta: how }.query();
-    let verdict = if how & ODD == 0 { table::decide(&Even, &query) } else { table::decide(&Odd, &query) };
-    match verdict {
+    match (InForce { odd: how & ODD != 0 }).look_up(&query) {
         Some(verdict) => DECIDED | u64::from(verdict.table_flags()) << FLAGS_AT | verdict.to_cell(),
         None => 0,
     }
@@ -82,6 +85,11 @@ impl InForce {
         decode(smcpol_judge(peer.hi, peer.lo, local.hi, local.lo, how))
     }
 
+    #[inline(always)]
+    fn look_up(self, query: &Query) -> Option<Verdict> {
+        if self.odd { table::decide(&Odd, query) } else { table::decide(&Even, query) }
+    }
+
     /// The table's flags. `None`: no usable table.
     #[inline(always)]
     pub fn flags(self) -> Option<u16> {
@@ -97,14 +105,15 @@ impl InForce {
     /// Judges and counts.
     #[inline(always)]
     fn judge_and_count(self, query: &Query, transmission: Transmission) -> Option<Answer> {
-        let verdict = self.judge(query);
+        // Not by `smcpol_judge`: a frame less on the way down to the search.
+        let verdict = self.look_up(query);
         // What the rules deny needs no second reason.
         let quarantined = match verdict {
             Some(verdict) => verdict.allow && !verdict.trust && quarantine::holds(query),
             None => false,
         };
-        let stat = maps::instance_counters()?;
         let first = transmission == Transmission::First;
+        let stat = maps::instance_counters()?;
         // SAFETY: both counters are this CPU's own elements of a per-CPU array, checked for null by the map look-up. A
         // program of the same CPU that interrupts this one may cost a count, never more.
         unsafe {
@@ -128,6 +137,8 @@ impl InForce {
             }
             Some(Answer {
                 allow: verdict.allow && !quarantined,
+                quarantined,
+                slot: verdict.slot,
                 observe: verdict.observe,
                 plain_retransmissions: verdict.plain_retransmissions,
             })
@@ -154,7 +165,12 @@ impl InForce {
             | if self.odd { ODD } else { 0 }
             | syn
             | (transmission as u64) << TRANSMISSION_AT;
-        smcpol_may(peer.hi, peer.lo, local.hi, local.lo, how) != 0
+        let result = smcpol_may(peer.hi, peer.lo, local.hi, local.lo, how);
+        // Here, not there: what that function keeps at hand takes room on a stack that has little.
+        if result & events::TELLS != 0 {
+            events::smcpol_decided(peer.hi, peer.lo, local.hi, local.lo, result);
+        }
+        result & MAY != 0
     }
 }
 
@@ -171,21 +187,38 @@ pub extern "C" fn smcpol_may(peer_hi: u64, peer_lo: u64, local_hi: u64, local_lo
         1 => Transmission::Again,
         _ => Transmission::Counted,
     };
-    let Some(answer) = (InForce { odd: how & ODD != 0 }).judge_and_count(&query, transmission) else {
-        return 1;
+    let odd = how & ODD != 0;
+    let Some(answer) = (InForce { odd }).judge_and_count(&query, transmission) else {
+        return MAY;
     };
-    if answer.observe || !answer.allow {
-        return answer.observe.into();
+    let mut result = 0;
+    let wanted = if answer.allow { WANTS_ALLOWS } else { WANTS_DENIES };
+    if transmission == Transmission::First && events::are_wanted(wanted) {
+        result = events::TELLS
+            | how & events::QUERY
+            | u64::from(odd) << events::ODD_AT
+            | u64::from(answer.allow) << events::ALLOWED_AT
+            | u64::from(answer.observe) << events::OBSERVED_AT
+            | u64::from(answer.quarantined) << events::QUARANTINED_AT
+            | u64::from(answer.slot) << events::SLOT_AT;
+    }
+    if answer.observe {
+        return result | MAY;
+    }
+    if !answer.allow {
+        return result;
     }
     // Counted: had it been sent again, it would have lost the option at the first device.
     let goes_plain = how & SYN != 0 && transmission == Transmission::Again && answer.plain_retransmissions;
     maps::count(|stat| &mut stat.plain_retransmissions, goes_plain);
-    (!goes_plain).into()
+    if goes_plain { result } else { result | MAY }
 }
 
 /// What rules and quarantine say together.
 struct Answer {
     allow: bool,
+    quarantined: bool,
+    slot: u32,
     observe: bool,
     plain_retransmissions: bool,
 }

@@ -6,6 +6,7 @@
 //! | `tc.rs` | take the SMC option out of SYNs, and out of SYN-ACKs that return our mark (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
 //! | `sock_ops.rs` | marks the SYNs that are allowed (sock_ops); `canary.rs` says with what |
 //! | `quarantine.rs` | no program: the quarantine that the programs share |
+//! | `events.rs` | no program: what is told to whoever reads |
 //! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
 //!
 //! Loaded by smc-policy/src/kernel/object.rs. aya-obj only knows the section names of aya's own program types, so
@@ -15,6 +16,7 @@
 
 mod canary;
 mod decision;
+mod events;
 mod hs_ctrl;
 mod maps;
 mod quarantine;

@@ -8,6 +8,8 @@ use aya_ebpf::{
 };
 use smc_policy_common::{
     canary::Opening,
+    echoed::{ADDRESSES, Echoed},
+    event::{Event, WANTS_GUARD},
     quarantine::{
         COMMANDED_ENTRIES, Cause, ECHO_SPAN, Entry, FLAG_COMMANDED, FLAG_LEARNED, FLAGS, Key,
         LEARNED_ENTRIES, Learned, next_span,
@@ -15,6 +17,8 @@ use smc_policy_common::{
     query::{Addr, Direction, Query},
     tcp_option::{CANARY_EXID, CANARY_LENGTH, CANARY_SHORT, EXPERIMENTAL},
 };
+
+use crate::{events, maps};
 
 /// What programs learned.
 #[map(name = "smcpol_learned")]
@@ -31,6 +35,10 @@ static FLAG: Array<u64> = Array::with_max_entries(FLAGS, 0);
 /// How much was learned.
 #[map(name = "smcpol_qcount")]
 static COUNT: PerCpuArray<Learned> = PerCpuArray::with_max_entries(1, 0);
+
+/// At which ports an address echoed lately.
+#[map(name = "smcpol_ports")]
+static ECHOED: LruHashMap<Addr, Echoed> = LruHashMap::with_max_entries(ADDRESSES, 0);
 
 /// Whether the peer of a connection is in quarantine.
 #[inline(always)]
@@ -86,11 +94,62 @@ pub extern "C" fn smcpol_holds(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
     0
 }
 
-/// Puts the peer of a connection into quarantine for having returned our canary.
+/// Puts the peer of a connection into quarantine for having returned our canary: the service, and the whole address when
+/// this is one service too many.
 #[inline(always)]
 pub fn learn(opening: &Opening, cause: Cause, nonce: u32) {
-    let how = u64::from(opening.peer_port) | (cause as u64) << 16 | u64::from(nonce) << 32;
-    smcpol_learn(opening.peer.hi, opening.peer.lo, how);
+    let Opening { peer, peer_port, .. } = *opening;
+    let how = (cause as u64) << 16 | u64::from(nonce) << 32;
+    smcpol_learn(peer.hi, peer.lo, how | u64::from(peer_port));
+    if smcpol_echoes(peer.hi, peer.lo, peer_port.into()) != 0 {
+        smcpol_learn(peer.hi, peer.lo, how);
+    }
+}
+
+/// Takes note of an echo at a port. Whether the address echoes at so many that it does at all of them.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_echoes(peer_hi: u64, peer_lo: u64, port: u64) -> u64 {
+    let peer = Addr { hi: peer_hi, lo: peer_lo };
+    // SAFETY: takes no argument.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    match ECHOED.get_ptr_mut(&peer) {
+        // SAFETY: an element of the map, not null. Two CPUs that note the same address at once may lose one of the two.
+        Some(echoed) => unsafe { (*echoed).note(port as u16, now).into() },
+        None => {
+            let mut echoed = Echoed::default();
+            echoed.note(port as u16, now);
+            let _ = ECHOED.insert(&peer, &echoed, 0);
+            0
+        }
+    }
+}
+
+/// The peer reset a connection whose SYN-ACK was blanked, before it had sent anything: perhaps it is a genuine SMC server
+/// behind something that echoes options, and got data where it expected a handshake.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_reset(peer_hi: u64, peer_lo: u64, local_hi: u64, local_lo: u64, ports: u64) -> u64 {
+    let peer = Addr { hi: peer_hi, lo: peer_lo };
+    let (peer_port, local_port) = (ports as u16, (ports >> 16) as u16);
+    maps::count(|stat| &mut stat.reset_blanked, true);
+    let mut key = Key::new(peer, peer_port);
+    let mut cause = 0;
+    for _ in 0..2 {
+        if let Some(entry) = LEARNED.get_ptr_mut(&key) {
+            // SAFETY: an element of the map, not null; a count that is lost to another CPU is no harm.
+            unsafe {
+                (*entry).resets = (*entry).resets.saturating_add(1);
+                cause = (*entry).cause;
+            }
+        }
+        key.port = 0;
+    }
+    if events::are_wanted(WANTS_GUARD) {
+        let local = Addr { hi: local_hi, lo: local_lo };
+        events::reset(&Opening { peer, local, peer_port, local_port, sequence: 0 }, cause);
+    }
+    0
 }
 
 /// As a global function: what it keeps at hand takes no room in the callers' frames. `how`: the port, the cause from bit 16
@@ -117,6 +176,9 @@ pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
                 (*entry).directions |= Entry::OUTBOUND;
                 (*count).renewed += 1;
             }
+            if events::are_wanted(WANTS_GUARD) {
+                events::smcpol_entered(&key, entry, Event::RENEWED.into());
+            }
         }
         None => {
             let short = nonce == 0 && cause == Cause::ShortEcho as u8;
@@ -131,7 +193,8 @@ pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
                 cause,
                 directions: Entry::OUTBOUND,
                 evidence_length: length,
-                reserved: [0; 5],
+                resets: 0,
+                reserved: [0; 4],
                 evidence: [EXPERIMENTAL, length, exid_0, exid_1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0],
             };
             let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
@@ -139,6 +202,9 @@ pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
             unsafe {
                 (*count).inserted += u64::from(inserted);
                 (*count).refused += u64::from(!inserted);
+            }
+            if inserted && events::are_wanted(WANTS_GUARD) {
+                events::smcpol_entered(&key, &entry, 0);
             }
         }
     }

@@ -38,6 +38,8 @@ offsets! {
     MASK_SYN_SMC;
     /// `tcp_sock.ao_info`, a pointer: TCP-AO is in use.
     OFF_AO_INFO;
+    /// `sock.sk_err`, a positive errno, int.
+    OFF_SK_ERR;
     /// `inet_request_sock.req.num_retrans`, u8.
     OFF_REQ_RETRANS;
     /// `inet_request_sock.req.timeout`, jiffies: its low 32 bits (an unsigned long in 6.18, a u32 in 7.3).

@@ -8,8 +8,9 @@ use core::{cell::UnsafeCell, ffi::c_void, ptr};
 use aya_ebpf::{
     bindings::{
         BPF_F_NO_PREALLOC, BPF_SK_STORAGE_GET_F_CREATE, BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB,
-        BPF_SOCK_OPS_HDR_OPT_LEN_CB, BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_WRITE_HDR_OPT_CB,
-        BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, bpf_sock, bpf_sock_ops,
+        BPF_SOCK_OPS_HDR_OPT_LEN_CB, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
+        BPF_SOCK_OPS_TCP_CONNECT_CB, BPF_SOCK_OPS_WRITE_HDR_OPT_CB, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG,
+        bpf_map_type::BPF_MAP_TYPE_SK_STORAGE, bpf_sock, bpf_sock_ops,
     },
     helpers::{
         bpf_get_netns_cookie, bpf_load_hdr_opt, bpf_reserve_hdr_opt, bpf_sk_storage_delete,
@@ -30,7 +31,7 @@ use crate::{
     canary,
     decision::InForce,
     maps, quarantine,
-    sock::{MASK_SYN_SMC, OFF_AO_INFO, OFF_SYN_SMC, Sock},
+    sock::{MASK_SYN_SMC, OFF_AO_INFO, OFF_SK_ERR, OFF_SYN_SMC, Sock},
 };
 
 /// As the maps of aya, which has none of this type (`bpf_map_def`).
@@ -70,6 +71,8 @@ static NAMESPACES: HashMap<u64, u32> = HashMap::with_max_entries(4096, BPF_F_NO_
 
 /// In a socket's storage: we have set the callback flag.
 const OURS: u32 = 1 << 8;
+/// In a socket's storage: the answer to its SYN has lost the SMC option.
+const BLANKED: u32 = 1 << 9;
 /// In a socket's storage: the length.
 const LENGTH: u32 = 0xff;
 
@@ -77,6 +80,12 @@ const WRITE: u32 = BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
 /// Transmissions of a SYN that carry the mark. What drops it must not keep a connection from coming up that would without
 /// this tool (with `retransmit = "plain"` the second one has no SMC option and no mark already).
 const MARKED: u32 = 2;
+const STATE: u32 = BPF_SOCK_OPS_STATE_CB_FLAG;
+/// A socket's states (include/net/tcp_states.h).
+const TCP_ESTABLISHED: u32 = 1;
+const TCP_CLOSE: u32 = 7;
+/// As a socket has it that its peer has reset.
+const ECONNRESET: i32 = 104;
 /// SYN and ACK among a TCP header's flags.
 const FLAGS: u32 = 0x12;
 const SYN: u32 = 0x02;
@@ -98,6 +107,7 @@ pub fn smcpol_mark(ctx: SockOpsContext) -> u32 {
         BPF_SOCK_OPS_HDR_OPT_LEN_CB => reserve(ops),
         BPF_SOCK_OPS_WRITE_HDR_OPT_CB => write(ops),
         BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB => end(ops),
+        BPF_SOCK_OPS_STATE_CB => closed(ops),
         _ => {}
     }
     1
@@ -220,7 +230,7 @@ fn reserve(ops: *mut bpf_sock_ops) {
         0
     };
     // SAFETY: the storage is not null and 4 bytes.
-    unsafe { *storage = *storage & OURS | u32::from(length) };
+    unsafe { *storage = *storage & !LENGTH | u32::from(length) };
 }
 
 /// Writes the canary into the SYN.
@@ -260,7 +270,8 @@ fn write(ops: *mut bpf_sock_ops) {
     }
 }
 
-/// The connection stands: its packets need no header options of ours any more.
+/// The connection stands: its packets need no header options of ours any more. One whose SYN-ACK was blanked is looked at
+/// until it ends.
 #[inline(always)]
 fn end(ops: *mut bpf_sock_ops) {
     let sock = socket(ops);
@@ -272,11 +283,62 @@ fn end(ops: *mut bpf_sock_ops) {
         return;
     }
     let flags = field!(ops, bpf_sock_ops_cb_flags);
-    // SAFETY: the context; the storage is not null and 4 bytes; the map is of socket storage.
+    // SAFETY: the storage is not null and 4 bytes.
+    let had = unsafe { *storage };
+    let kept = if had & OURS != 0 { flags & !WRITE } else { flags };
+    // Who has asked for the states of this socket, too, asks until it ends, as we do: nothing needs to be taken back.
+    let wanted = if had & BLANKED != 0 { kept | STATE } else { kept };
+    // SAFETY: the context; the map is of socket storage.
     unsafe {
-        if *storage & OURS != 0 {
-            bpf_sock_ops_cb_flags_set(ops, (flags & !WRITE) as i32);
+        if wanted != flags {
+            bpf_sock_ops_cb_flags_set(ops, wanted as i32);
         }
-        bpf_sk_storage_delete(SOCKETS.0.get().cast(), sock.cast());
+        if had & BLANKED == 0 {
+            bpf_sk_storage_delete(SOCKETS.0.get().cast(), sock.cast());
+        }
+    }
+}
+
+/// A socket's state changed. One whose SYN-ACK was blanked and that the peer resets before it has sent anything is counted.
+#[inline(always)]
+fn closed(ops: *mut bpf_sock_ops) {
+    // SAFETY: the context's fields.
+    let [old, new] = unsafe {
+        let arguments = &raw const (*ops).__bindgen_anon_1.args;
+        [(&raw const (*arguments)[0]).read_volatile(), (&raw const (*arguments)[1]).read_volatile()]
+    };
+    // One that this host has closed is reset by itself when data come (TCPAbortOnData), with the same error.
+    if old != TCP_ESTABLISHED || new != TCP_CLOSE {
+        return;
+    }
+    let sock = socket(ops);
+    if sock.is_null() {
+        return;
+    }
+    let storage = storage(sock, 0);
+    // SAFETY: the storage is not null then, and 4 bytes.
+    if storage.is_null() || unsafe { *storage } & BLANKED == 0 {
+        return;
+    }
+    if field!(ops, bytes_received) != 0 {
+        return;
+    }
+    let Some(tcp) = tcp(sock) else { return };
+    if tcp.read_if_present::<i32>(&OFF_SK_ERR) != Some(ECONNRESET) {
+        return;
+    }
+    let (peer, local) = tcp.addresses();
+    let ports = u64::from(tcp.peer_port()) | u64::from(tcp.local_port()) << 16;
+    quarantine::smcpol_reset(peer.hi, peer.lo, local.hi, local.lo, ports);
+}
+
+/// Notes in the storage of a connecting socket, if it is marked, that the answer to its SYN was blanked.
+#[inline(always)]
+pub fn note_blanked(sock: *mut bpf_sock) {
+    let storage = storage(sock, 0);
+    if !storage.is_null() {
+        // SAFETY: the storage is not null and 4 bytes. What is lost to the same socket's SYN that is sent again in this
+        // moment costs a count.
+        unsafe { *storage |= BLANKED };
     }
 }

@@ -12,15 +12,16 @@ use aya_ebpf::{
 };
 use smc_policy_common::{
     canary::Opening,
+    event::WANTS_GUARD,
     quarantine::Cause,
     query::{Direction, Query},
-    table::{FLAG_CANARY, FLAG_FORWARDED, FLAG_OBSERVE},
+    table::{FLAG_CANARY, FLAG_FORWARDED, FLAG_LEARN_ONLY, FLAG_OBSERVE},
 };
 
 use crate::{
     canary,
     decision::{InForce, Transmission},
-    maps, quarantine,
+    events, maps, quarantine,
     tc_option::{Canary, Options},
     tc_packet::{ETHERNET, NONE, SYN, SYN_ACK, Syn, look},
     tc_socket::{is_awaited, receiver, sender},
@@ -173,7 +174,9 @@ extern "C" fn answered(skb: *mut __sk_buff, link: u32) -> u64 {
         return 0;
     }
     let table = InForce::now();
-    if !table.flags().is_some_and(|flags| flags & (FLAG_CANARY | FLAG_OBSERVE) == FLAG_CANARY) {
+    // Nothing is marked where a policy only observes; what was marked before it did may be answered now.
+    let flags = table.flags().unwrap_or(0);
+    if flags & FLAG_CANARY == 0 {
         return 0;
     }
     if !options.blank(table, true) || options.is_signed() {
@@ -197,13 +200,26 @@ extern "C" fn answered(skb: *mut __sk_buff, link: u32) -> u64 {
         }
         Canary::Short => (Cause::ShortEcho, 0),
     };
-    if options.write(skb, &answer) {
+    let is_left = flags & (FLAG_LEARN_ONLY | FLAG_OBSERVE) != 0;
+    let is_blanked = !is_left && options.write(skb, &answer);
+    if is_left {
+        maps::count(|stat| &mut stat.kept_echoes, true);
+    } else if is_blanked {
         maps::count(|stat| &mut stat.echoes, true);
     } else {
         maps::count(|stat| &mut stat.unchanged, true);
     }
+    let is_awaited = is_awaited(skb, &answer, is_blanked);
+    if (is_left || is_blanked) && events::are_wanted(WANTS_GUARD) {
+        let short = if cause == Cause::ShortEcho { events::SHORT } else { 0 };
+        let left = if is_left { events::LEFT } else { 0 };
+        events::smcpol_echoed(&opening, u64::from(nonce) | short | left);
+    }
+    if flags & FLAG_OBSERVE != 0 {
+        return 0;
+    }
     // The short one proves nothing: whoever knows our option could have sent it, unless it answers a SYN of ours.
-    if cause == Cause::ShortEcho && !is_awaited(skb, &answer) {
+    if cause == Cause::ShortEcho && !is_awaited {
         maps::count(|stat| &mut stat.unlearned, true);
         return 0;
     }

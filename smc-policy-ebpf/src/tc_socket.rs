@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use smc_policy_common::query::{Addr, Direction, Query};
 
-use crate::tc_packet::Syn;
+use crate::{sock_ops, tc_packet::Syn};
 
 const AF_INET: u32 = 2;
 const IPPROTO_TCP: u32 = 6;
@@ -101,9 +101,10 @@ pub fn receiver(skb: *mut __sk_buff, syn: &Syn) -> Option<Owned> {
     }
 }
 
-/// Whether a connection of this namespace waits for this SYN-ACK.
+/// Whether a connection of this namespace waits for this SYN-ACK. `is_blanked`: it has lost the SMC option, which its socket
+/// is to know.
 #[inline(always)]
-pub fn is_awaited(skb: *mut __sk_buff, answer: &Syn) -> bool {
+pub fn is_awaited(skb: *mut __sk_buff, answer: &Syn, is_blanked: bool) -> bool {
     let sock = find(skb, answer, answer.source_port);
     if sock.is_null() {
         return false;
@@ -113,6 +114,9 @@ pub fn is_awaited(skb: *mut __sk_buff, answer: &Syn) -> bool {
     let awaited = field!(sock, state) == TCP_SYN_SENT
         && !tcp.is_null()
         && field!(tcp, snd_una).wrapping_add(1) == answer.acknowledged;
+    if awaited && is_blanked {
+        sock_ops::note_blanked(sock);
+    }
     // SAFETY: found above, not null, and not used after this.
     unsafe { bpf_sk_release(sock.cast()) };
     awaited

@@ -115,7 +115,8 @@ fn is_canary(option: &[u8]) -> bool {
     option[0] == 254 && option[2..].starts_with(b"SP")
 }
 
-fn list(mut options: &[u8]) -> Vec<Vec<u8>> {
+/// Each option whole.
+pub(crate) fn list(mut options: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     while let [kind, rest @ ..] = options {
         match kind {
@@ -291,20 +292,21 @@ fn serve(mut device: &File, state: &Mutex<State>, is_over: &AtomicBool) {
 
 /// A TCP segment that came.
 #[derive(Debug)]
-struct Segment {
-    source: IpAddr,
-    destination: IpAddr,
-    ports: (u16, u16),
-    sequence: u32,
-    flags: u8,
-    options: Vec<u8>,
-    data: Vec<u8>,
-    packet: Vec<u8>,
+pub(crate) struct Segment {
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) ports: (u16, u16),
+    pub(crate) sequence: u32,
+    pub(crate) acknowledged: u32,
+    pub(crate) flags: u8,
+    pub(crate) options: Vec<u8>,
+    pub(crate) data: Vec<u8>,
+    pub(crate) packet: Vec<u8>,
 }
 
 impl Segment {
     /// `None`: something else. No extension headers come from this host's TCP.
-    fn parse(packet: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(packet: &[u8]) -> Option<Self> {
         let (source, destination, at, end): (IpAddr, IpAddr, usize, usize) = match packet.first()? >> 4 {
             4 if *packet.get(9)? == 6 => {
                 let address = |at: usize| <[u8; 4]>::try_from(packet.get(at..at + 4)?).ok().map(IpAddr::from);
@@ -327,6 +329,7 @@ impl Segment {
             destination,
             ports: ((word(0)? >> 16) as u16, word(0)? as u16),
             sequence: word(4)?,
+            acknowledged: word(8)?,
             flags: tcp[13],
             options: tcp.get(20..header)?.to_vec(),
             data: tcp.get(header..)?.to_vec(),

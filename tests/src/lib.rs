@@ -37,6 +37,7 @@ pub mod joined;
 pub mod killer;
 pub mod lab;
 pub mod meeting;
+pub mod middlebox;
 pub mod mounts;
 pub mod needs;
 pub mod netns;

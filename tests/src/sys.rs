@@ -301,9 +301,33 @@ pub fn make_fifo(at: &CStr) -> io::Result<()> {
 /// # Errors
 /// What kill(2) says; ESRCH: it has ended.
 pub fn kill(pid: u32) -> io::Result<()> {
+    signal(pid, Signal::Kill)
+}
+
+/// What [`signal`] sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Signal {
+    /// SIGINT.
+    Interrupt = libc::SIGINT,
+    /// SIGTERM.
+    Terminate = libc::SIGTERM,
+    /// SIGSTOP.
+    Stop = libc::SIGSTOP,
+    /// SIGCONT.
+    Continue = libc::SIGCONT,
+    /// SIGKILL.
+    Kill = libc::SIGKILL,
+}
+
+/// Sends a signal to a process, which must be one that the caller started, or a child of such a one.
+///
+/// # Errors
+/// What kill(2) says; ESRCH: it has ended.
+pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or(io::ErrorKind::InvalidInput)?;
     // SAFETY: kill(2) takes no pointers.
-    check(unsafe { libc::kill(pid, libc::SIGKILL) })
+    check(unsafe { libc::kill(pid, signal as i32) })
 }
 
 fn set_option<T>(socket: &impl AsFd, option: i32, value: &T) -> io::Result<()> {

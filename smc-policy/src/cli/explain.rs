@@ -13,7 +13,7 @@ use super::{
     quarantine::text,
     question::{self, Subject},
     sources,
-    words::{duration, many},
+    words::{count, duration, many},
 };
 use crate::{
     guard::quarantine::{Record, cause_name, in_words},
@@ -281,6 +281,14 @@ fn quarantine_text(records: &[Record], answer: &Explanation, now: u64) -> String
         if !record.evidence.is_empty() {
             let bytes: Vec<String> = record.evidence.iter().map(|byte| format!("{byte:02x}")).collect();
             lines.push_str(&format!("    evidence: {}\n", bytes.join(" ")));
+        }
+        if record.resets > 0 {
+            lines.push_str(&format!(
+                "    after its answer lost the SMC option, it reset {} before it had sent anything: perhaps it is a genuine\n    \
+                 SMC server behind something that echoes options. If SMC works there, an allow rule with trust = true lets it;\n    \
+                 a deny rule makes the first connection plain TCP at both ends, too\n",
+                count(record.resets.into(), "connection")
+            ));
         }
         if let Some(comment) = &record.comment {
             lines.push_str(&format!("    comment: {comment}\n"));

@@ -14,6 +14,7 @@ mod confirm;
 mod detach;
 mod explain;
 mod live;
+mod monitor;
 mod outcome;
 mod output;
 mod probe;
@@ -64,6 +65,8 @@ enum Verb {
     Explain(explain::ExplainArguments),
     /// Show or change which peers are kept off SMC for a while, because they echo TCP options or RDMA to them fails.
     Quarantine(quarantine::QuarantineArguments),
+    /// Show what happens: connections that are denied, peers that echo TCP options, who enters the quarantine.
+    Monitor(monitor::MonitorArguments),
     /// Find out which hosts echo TCP options, which speak SMC, and which do neither.
     Probe(probe::ProbeArguments),
     /// Take the policy away: every connection negotiates as without the tool.
@@ -81,6 +84,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
         Verb::Rollback(a) => rollback::run(&paths, &a, &mut out),
         Verb::Status(a) => status::run(&paths, &a, &mut out),
         Verb::Explain(a) => explain::run(&paths, &a, &mut out),
+        Verb::Monitor(a) => monitor::run(&paths, &a, &mut out),
         Verb::Probe(a) => probe::run(&paths, &a, &mut out),
         Verb::Quarantine(a) => quarantine::run(&paths, &a, &mut out),
         Verb::Detach(a) => detach::run(&paths, &a, &mut out),

@@ -36,11 +36,18 @@ pub(super) enum Style {
     Dim,
 }
 
+/// A document, or a line of a list that does not end, with its version.
 #[derive(Serialize)]
-struct Document<'a, T> {
+pub(super) struct Document<'a, T> {
     version: u32,
     #[serde(flatten)]
     data: &'a T,
+}
+
+impl<'a, T> Document<'a, T> {
+    pub(super) fn new(data: &'a T) -> Self {
+        Self { version: JSON_VERSION, data }
+    }
 }
 
 #[derive(Serialize)]
@@ -59,6 +66,11 @@ impl Output {
             colour_out: wanted && io::stdout().is_terminal(),
             colour_err: wanted && io::stderr().is_terminal(),
         }
+    }
+
+    /// Is JSON asked for?
+    pub(super) fn is_json(&self) -> bool {
+        self.json
     }
 
     /// May standard error be coloured?
@@ -81,7 +93,7 @@ impl Output {
     /// Prints the JSON document, if asked for.
     pub(super) fn json<T: Serialize>(&mut self, data: &T) {
         if self.json {
-            match serde_json::to_string_pretty(&Document { version: JSON_VERSION, data }) {
+            match serde_json::to_string_pretty(&Document::new(data)) {
                 Ok(text) => self.write(&text),
                 Err(e) => self.note(&format!("cannot print JSON: {e}")),
             }

@@ -1,12 +1,15 @@
 //! `status`: what is in force, its hit counters, and whether the files still say the same.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use serde::{Serialize, Serializer};
-use smc_policy_common::counters::InstanceCounters;
+use smc_policy_common::{counters::InstanceCounters, event};
 
 use super::{
     apply::mode_name,
     capabilities, config,
+    monitor::Lost,
     outcome::{Done, Exit},
     output::Output,
     sources,
@@ -16,6 +19,7 @@ use crate::{
         capability,
         enforce::{self, Guarded, Scope},
         error::KernelError,
+        events,
         guard::{self, Counted, Quarantine},
         hook::{self, Hook},
         hs_ctrl::{self, Selected},
@@ -28,7 +32,10 @@ use crate::{
         unconfirmed,
     },
     paths::Paths,
-    policy::{Action, Policy, Slots, config::Guard},
+    policy::{
+        Action, Policy, Slots,
+        config::{Guard, OnEcho},
+    },
 };
 
 mod text;
@@ -58,6 +65,7 @@ struct StatusDocument {
     #[serde(serialize_with = "by_name")]
     counters: Option<InstanceCounters>,
     guard: Option<GuardDocument>,
+    events: Option<EventsDocument>,
     defaults: Vec<DefaultDocument>,
     rules: Vec<RuleDocument>,
     namespaces: Vec<NamespaceDocument>,
@@ -73,6 +81,10 @@ struct GuardDocument {
     guard: Guard,
     /// SYNs are marked.
     marks: bool,
+    /// What it does with an echo.
+    on_echo: OnEcho,
+    /// Cgroups of config.toml whose SYNs are not marked.
+    unmarked: Vec<PathBuf>,
     /// Devices whose SYN-ACKs are looked at.
     devices: usize,
     /// Devices whose SYN-ACKs are not, though they are to be.
@@ -85,6 +97,14 @@ struct GuardDocument {
     evicted: u64,
     /// Entries that could not be learned for want of memory.
     refused: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct EventsDocument {
+    /// Somebody reads what the programs tell.
+    reader: bool,
+    /// What was lost since the first apply.
+    lost: Lost,
 }
 
 #[derive(Debug, Serialize)]
@@ -298,15 +318,31 @@ fn guard(
                 "the echo guard marks no SYNs{why}: peers that echo TCP options are not noticed"
             ));
         }
+        if guarded.marks && !guarded.unmarked.is_empty() {
+            let cgroups = guarded.unmarked.iter().map(|cgroup| cgroup.display().to_string());
+            notes.push(format!(
+                "the echo guard marks no SYNs of {} (no cgroup, or made after the last apply)",
+                cgroups.collect::<Vec<_>>().join(", ")
+            ));
+        }
         if !guarded.unguarded.is_empty() {
             notes.push(format!("the echo guard has no program at {}", guarded.unguarded.join(", ")));
         }
     }
-    let Guarded { marks, devices, unguarded } = guarded;
+    if record.config.guard == Guard::Canary && record.config.observe {
+        notes.push(
+            "the echo guard marks no SYNs while the policy only observes, as that would change them: peers that echo TCP \
+             options are not noticed"
+                .to_owned(),
+        );
+    }
+    let Guarded { marks, unmarked, devices, unguarded } = guarded;
     let Counted { learned, commanded, evicted, refused } = counted;
     Ok(Some(GuardDocument {
         guard: record.config.guard,
         marks,
+        on_echo: record.config.on_echo,
+        unmarked,
         devices,
         unguarded,
         learned,
@@ -372,6 +408,12 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
     }
     let namespaces = coverage(paths, state, &mut findings, &mut notes)?;
     let guard = guard(paths, state, &mut findings, &mut notes)?;
+    // Maps of another version are told with the quarantine's.
+    let events = state.instance.as_ref().and_then(|_| events::telling(&paths.pins()).ok().flatten());
+    let events = events.map(|telling| EventsDocument {
+        reader: telling.reader == event::Reader::Here,
+        lost: Lost::new(telling.told.lost),
+    });
     let mut document = StatusDocument {
         ok: findings.is_empty(),
         hook: state.instance.as_ref().map(|_| hook_of(state)),
@@ -386,6 +428,7 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
         table_bytes: state.instance.as_ref().map(|i| u64::from(i.info().sizes.cells) * 16),
         counters: None,
         guard,
+        events,
         defaults: Vec::new(),
         rules: Vec::new(),
         namespaces,

@@ -3,7 +3,7 @@
 //! The new way stands before the old one is taken away: in between both decide, alike or one of them as the new policy
 //! says, so that no connection goes unjudged and none is judged by a mixture.
 
-use std::{collections::HashSet, os::fd::AsFd};
+use std::{collections::HashSet, os::fd::AsFd, path::PathBuf};
 
 use super::{
     current,
@@ -107,10 +107,11 @@ pub fn establish(
             }
         }
     }
-    if scope.config.guard == Guard::Canary
-        && let Err(e) = guard_sockets(scope, instance, &namespaces)
-    {
-        done.gaps.push(format!("the echo guard marks no SYNs: {e}"));
+    if scope.config.guard == Guard::Canary {
+        match guard_sockets(scope, instance, &namespaces) {
+            Ok(problems) => done.gaps.extend(problems.iter().map(|e| format!("the echo guard: {e}"))),
+            Err(e) => done.gaps.push(format!("the echo guard marks no SYNs: {e}")),
+        }
     }
     Ok(done)
 }
@@ -129,14 +130,19 @@ fn guard_devices(scope: &Scope<'_>, instance: &Instance, namespaces: &[Namespace
     done.gaps.extend(gaps.into_iter().map(|gap| format!("the echo guard: {gap}")));
 }
 
-/// Marks the SYNs of the namespaces.
+/// Where SYNs are to be marked.
+fn cgroups(config: &Config) -> Result<Vec<PathBuf>, KernelError> {
+    if config.cgroups.is_empty() { Ok(vec![guard::mark::cgroup_root()?]) } else { Ok(config.cgroups.clone()) }
+}
+
+/// Marks the SYNs of the namespaces. Which cgroups that was not possible for.
 fn guard_sockets(
     scope: &Scope<'_>,
     instance: &Instance,
     namespaces: &[Namespace],
-) -> Result<(), KernelError> {
+) -> Result<Vec<KernelError>, KernelError> {
     let pins = scope.paths.pins();
-    let cgroups = [guard::mark::cgroup_root()?];
+    let cgroups = cgroups(scope.config)?;
     let program = instance.mark_program()?;
     let shared = guard::Shared::ensure(&pins)?;
     guard::mark::renew_key(&shared)?;
@@ -654,8 +660,10 @@ fn inspect_device(device: &Device, programs: &HashSet<u32>) -> Result<DeviceCove
 /// How the guard is in place.
 #[derive(Debug, Default)]
 pub struct Guarded {
-    /// SYNs are marked.
+    /// SYNs are marked, in one cgroup at least.
     pub marks: bool,
+    /// Cgroups of config.toml whose SYNs are not.
+    pub unmarked: Vec<PathBuf>,
     /// Devices whose answers are looked at.
     pub devices: usize,
     /// Devices whose answers are not.
@@ -670,6 +678,11 @@ pub fn inspect_guard(scope: &Scope<'_>, instance: &Instance) -> Result<Guarded, 
     let pins = scope.paths.pins();
     let programs = pinned::tc_program_ids_of(&pins, instance.id())?;
     let mut guarded = Guarded { marks: !guard::mark::attached(&pins)?.is_empty(), ..Guarded::default() };
+    for cgroup in &scope.config.cgroups {
+        if !guard::mark::is_attached(&pins, cgroup)? {
+            guarded.unmarked.push(cgroup.clone());
+        }
+    }
     // A namespace that cannot be reached is told with the namespaces.
     for namespace in wanted(scope.config)?.0 {
         let devices = namespace.run(|| {

@@ -30,7 +30,7 @@ use super::{
 
 const INFO_MAGIC: u32 = 0x534d_4349;
 /// Version of the pinned maps' set and meaning; raised with every change an older tool would misread.
-const INFO_VERSION: u32 = 4;
+const INFO_VERSION: u32 = 5;
 const INFO_BYTES: usize = 64;
 
 /// What an instance says of itself, in the map `smcpol_info`.

@@ -2,9 +2,10 @@
 
 use std::{
     fs::{self, File, Permissions, TryLockError},
-    io,
+    io::{self, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::Path,
+    process,
 };
 
 use super::error::{Doing, KernelError};
@@ -39,6 +40,27 @@ pub fn take(path: &Path, waiting: impl FnOnce()) -> Result<Lock, KernelError> {
             && ours == there
         {
             return Ok(Lock(file));
+        }
+    }
+}
+
+/// Takes the lock if nobody holds it, and notes this process's id in the file; else the id of who holds it, if the file says.
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn try_take(path: &Path) -> Result<Result<Lock, Option<u32>>, KernelError> {
+    let file = open(path)?;
+    match file.try_lock() {
+        Ok(()) => {
+            // A word to others: that it cannot be written is no reason not to go on.
+            let _ = file.set_len(0).and_then(|()| (&file).write_all(process::id().to_string().as_bytes()));
+            Ok(Ok(Lock(file)))
+        }
+        Err(TryLockError::WouldBlock) => {
+            Ok(Err(fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok())))
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(KernelError::Io { doing: format!("lock {}", path.display()), error })
         }
     }
 }
@@ -80,6 +102,16 @@ mod tests {
         hears.recv().unwrap();
         drop(first);
         second.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn who_does_not_wait_is_told_who_holds_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("monitor");
+        let first = try_take(&path).unwrap().unwrap();
+        assert_eq!(try_take(&path).unwrap().unwrap_err(), Some(process::id()));
+        drop(first);
+        try_take(&path).unwrap().unwrap();
     }
 
     #[test]

@@ -9,7 +9,7 @@ const ABSENT: u32 = u32::MAX;
 const LOW_WORD: &str = "OFF_REQ_TIMEOUT";
 
 /// Global of the object, struct, member path, and whether a kernel may lack it.
-const FIELDS: [(&str, &str, &str, bool); 12] = [
+const FIELDS: [(&str, &str, &str, bool); 13] = [
     ("OFF_FAMILY", "sock_common", "skc_family", false),
     ("OFF_DADDR", "sock_common", "skc_daddr", false),
     ("OFF_SADDR", "sock_common", "skc_rcv_saddr", false),
@@ -22,6 +22,8 @@ const FIELDS: [(&str, &str, &str, bool); 12] = [
     ("OFF_RETRANSMITS", "tcp_sock", "inet_conn.icsk_retransmits", true),
     // With CONFIG_TCP_AO.
     ("OFF_AO_INFO", "tcp_sock", "ao_info", true),
+    // Only tells a reset from another end.
+    ("OFF_SK_ERR", "sock", "sk_err", true),
     ("OFF_REQ_RETRANS", "inet_request_sock", "req.num_retrans", true),
     ("OFF_REQ_TIMEOUT", "inet_request_sock", "req.timeout", true),
     ("OFF_REQ_EXPIRES", "inet_request_sock", "req.rsk_timer.expires", true),

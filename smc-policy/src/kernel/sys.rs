@@ -1,4 +1,4 @@
-//! bpf(2), memory-mapped arrays, membarrier(2), namespaces: the only file of the kernel layer with `unsafe` in it.
+//! bpf(2), memory-mapped arrays, membarrier(2), namespaces: of the kernel layer, only this file and `ring` have `unsafe` in them.
 //!
 //! Everything here is a thin, safe wrapper: lengths are taken from slices and from what the kernel says of a map, file
 //! descriptors are owned.

@@ -1,10 +1,13 @@
 //! How this host enforces its policy: what `/etc/smc-policy/config.toml` says.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use smc_policy_common::table::EXTRA_MAGICS;
 
 use super::settings::{Magic, Settings};
 
+mod cgroup;
 mod parse;
 mod pattern;
 
@@ -44,6 +47,17 @@ pub enum Guard {
     Canary,
     /// They are not.
     Off,
+}
+
+/// What becomes of an answer that returns the mark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnEcho {
+    /// It loses the SMC option: this connection is plain TCP already.
+    #[default]
+    Blank,
+    /// It is left as it is; the peer enters the quarantine, so that the next connection is plain TCP.
+    LearnOnly,
 }
 
 /// Where the policy is enforced.
@@ -97,6 +111,10 @@ pub struct Config {
     pub magics: Vec<Magic>,
     /// The echo guard.
     pub guard: Guard,
+    /// What the guard does with an echo.
+    pub on_echo: OnEcho,
+    /// Cgroups whose processes' SYNs are marked; none: all processes'.
+    pub cgroups: Vec<PathBuf>,
 }
 
 impl Default for Config {
@@ -110,6 +128,8 @@ impl Default for Config {
             forwarded: false,
             magics: Vec::new(),
             guard: Guard::default(),
+            on_echo: OnEcho::default(),
+            cgroups: Vec::new(),
         }
     }
 }
@@ -126,6 +146,7 @@ impl Config {
             plain_retransmissions: self.plain_retransmissions,
             forwarded: self.forwarded,
             canary: self.guard == Guard::Canary,
+            learn_only: self.on_echo == OnEcho::LearnOnly,
             magics,
         }
     }

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use smc_policy_common::table::{
-    EXTRA_MAGICS, FLAG_CANARY, FLAG_FORWARDED, FLAG_OBSERVE, FLAG_PLAIN_RETRANSMISSIONS, pack,
+    EXTRA_MAGICS, FLAG_CANARY, FLAG_FORWARDED, FLAG_LEARN_ONLY, FLAG_OBSERVE, FLAG_PLAIN_RETRANSMISSIONS,
+    pack,
 };
 
 /// The magic of an SMC option that a vendor's kernel uses beside the standard one.
@@ -26,6 +27,8 @@ pub struct Settings {
     pub forwarded: bool,
     /// Mark allowed SYNs, and take the SMC option out of answers that return the mark.
     pub canary: bool,
+    /// Leave such answers as they are, and only learn from them.
+    pub learn_only: bool,
     /// Further magics of the SMC option (tc only).
     pub magics: [Option<Magic>; EXTRA_MAGICS],
 }
@@ -37,6 +40,7 @@ impl Default for Settings {
             plain_retransmissions: true,
             forwarded: false,
             canary: false,
+            learn_only: false,
             magics: [None; EXTRA_MAGICS],
         }
     }
@@ -50,6 +54,7 @@ impl Settings {
             (self.plain_retransmissions, FLAG_PLAIN_RETRANSMISSIONS),
             (self.forwarded, FLAG_FORWARDED),
             (self.canary, FLAG_CANARY),
+            (self.learn_only, FLAG_LEARN_ONLY),
         ]
         .into_iter()
         .fold(0, |flags, (set, flag)| if set { flags | flag } else { flags })

@@ -9,7 +9,10 @@ use crate::{
         words::{bytes, count, duration},
     },
     kernel::hook::Hook,
-    policy::{Action, config::Guard},
+    policy::{
+        Action,
+        config::{Guard, OnEcho},
+    },
 };
 
 pub(super) fn of(d: &StatusDocument, out: &Output) -> String {
@@ -51,6 +54,14 @@ pub(super) fn of(d: &StatusDocument, out: &Output) -> String {
         }),
     );
     fact("guard", d.guard.as_ref().map(|guard| guard_line(guard, d.counters.as_ref())));
+    fact(
+        "events",
+        d.events.as_ref().and_then(|events| {
+            let reader = events.reader.then(|| "read by a monitor".to_owned());
+            let parts: Vec<String> = reader.into_iter().chain(events.lost.in_words()).collect();
+            (!parts.is_empty()).then(|| parts.join(", "))
+        }),
+    );
     fact("untouched", d.counters.as_ref().and_then(untouched));
     text.push_str(&columns(&facts, &[]));
     if !d.rules.is_empty() || !d.defaults.is_empty() {
@@ -139,12 +150,17 @@ fn guard_line(guard: &GuardDocument, counters: Option<&InstanceCounters>) -> Str
     let way = match guard.guard {
         Guard::Off => "off".to_owned(),
         Guard::Canary if !guard.marks => "canary, but no SYNs are marked".to_owned(),
-        Guard::Canary => format!("canary, {}", count(guard.devices, "device")),
+        Guard::Canary => {
+            let only = if guard.on_echo == OnEcho::LearnOnly { ", only learning" } else { "" };
+            format!("canary{only}, {}", count(guard.devices, "device"))
+        }
     };
     let numbers = counters.map(|c| {
         [
             (c.marked + c.marked_short, "SYNs marked"),
             (c.echoes, "echoes blanked"),
+            (c.kept_echoes, "echoes left as they are"),
+            (c.reset_blanked, "connections reset by the peer after its echo was blanked"),
             (c.quarantined, "connections kept from SMC"),
             (c.observed_quarantined, "connections only observed"),
             (c.unproven, "answers with a false mark"),

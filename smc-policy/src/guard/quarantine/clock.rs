@@ -23,7 +23,7 @@ impl Clock {
     }
 
     /// A moment since boot as nanoseconds since 1970.
-    fn wall_of(&self, boot: u64) -> u64 {
+    pub fn wall_of(&self, boot: u64) -> u64 {
         let wall = i128::from(self.wall) + i128::from(boot) - i128::from(self.boot);
         u64::try_from(wall.max(0)).unwrap_or(u64::MAX)
     }
@@ -49,6 +49,7 @@ impl Clock {
             until: self.wall_of(entry.until).div_ceil(SECOND),
             span: entry.span,
             evidence: entry.evidence[..length].to_vec(),
+            resets: entry.resets,
             comment: None,
         })
     }

@@ -136,7 +136,7 @@ mod tests {
         assert_snapshot!(with("outbound", "both"), @"entry 1 (192.0.2.1): an entry for connections from the peer is for all ports: port must be 0");
         assert_snapshot!(with("outbound", "sideways"), @"'sideways' is no direction; write outbound, inbound or both at line 5 column 96");
         assert_snapshot!(with("\"span\":3600", "\"span\":3600000"), @"entry 1 (192.0.2.1): span must be at most 604800 (7 d)");
-        assert_snapshot!(with("\"span\"", "\"spam\""), @"unknown field `spam`, expected one of `peer`, `port`, `store`, `cause`, `direction`, `count`, `first_seen`, `last_seen`, `until`, `span`, `evidence`, `comment` at line 5 column 155");
+        assert_snapshot!(with("\"span\"", "\"spam\""), @"unknown field `spam`, expected one of `peer`, `port`, `store`, `cause`, `direction`, `count`, `first_seen`, `last_seen`, `until`, `span`, `evidence`, `resets`, `comment` at line 5 column 155");
         assert_snapshot!(with("\"count\":1", "\"count\":0"), @"entry 1 (192.0.2.1): count must be at least 1");
         assert_snapshot!(with("192.0.2.1", "example.org"), @"invalid IP address syntax at line 5 column 25");
         assert_snapshot!(with("3600}", "3600,\"evidence\":\"xyz\"}"), @"'xyz' is not hexadecimal at line 5 column 178");
@@ -174,6 +174,7 @@ mod tests {
                     until: times[2],
                     span,
                     evidence,
+                    resets: count as u8,
                     comment,
                 }
             },

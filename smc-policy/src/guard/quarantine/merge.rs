@@ -22,6 +22,10 @@ pub fn merged(a: &Record, b: &Record, counts: Counts) -> Record {
             Counts::Add => a.count.saturating_add(b.count),
             Counts::Larger => a.count.max(b.count),
         },
+        resets: match counts {
+            Counts::Add => a.resets.saturating_add(b.resets),
+            Counts::Larger => a.resets.max(b.resets),
+        },
         first_seen: a.first_seen.min(b.first_seen),
         last_seen: a.last_seen.max(b.last_seen),
         evidence: evidence.clone(),

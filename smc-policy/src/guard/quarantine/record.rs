@@ -53,6 +53,10 @@ pub struct Record {
         deserialize_with = "read_hex"
     )]
     pub evidence: Vec<u8>,
+    /// How often the peer reset a connection whose SYN-ACK had lost the SMC option, before it had sent anything; at most
+    /// 255. Then it may be a genuine SMC server behind something that echoes options.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub resets: u8,
     /// What an operator noted. The kernel has no room for it: it is in files only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comment: Option<String>,
@@ -61,6 +65,11 @@ pub struct Record {
 /// The longest time that an entry holds, seconds: 7 d.
 pub const fn longest() -> u64 {
     LONGEST_SPAN as u64
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(number: &u8) -> bool {
+    *number == 0
 }
 
 /// The order of lists: by peer (IPv4 first), port and map.
@@ -105,6 +114,7 @@ impl Record {
             until: until.max(kept),
             span: chosen,
             evidence: before.map(|b| b.evidence.clone()).unwrap_or_default(),
+            resets: before.map_or(0, |b| b.resets),
             comment: before.and_then(|b| b.comment.clone()),
         }
     }
@@ -139,7 +149,8 @@ impl Record {
             cause: self.cause as u8,
             directions: self.directions,
             evidence_length: length as u8,
-            reserved: [0; 5],
+            resets: self.resets,
+            reserved: [0; 4],
             evidence,
         }
     }

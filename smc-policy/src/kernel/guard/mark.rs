@@ -45,34 +45,67 @@ fn root_in(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Attaches the program to these cgroups and to no others. A program that is attached is replaced in place.
+/// Attaches the program to these cgroups and to no others. A program that is attached is replaced in place. What could not be
+/// done is returned, and the other cgroups have the program all the same.
 ///
 /// # Errors
-/// [`KernelError::Missing`] for a folder that is no cgroup, [`KernelError::Io`].
-pub fn attach(pins: &Path, cgroups: &[PathBuf], program: BorrowedFd<'_>) -> Result<(), KernelError> {
+/// [`KernelError::Io`] when not even the links that are there can be read.
+pub fn attach(
+    pins: &Path,
+    cgroups: &[PathBuf],
+    program: BorrowedFd<'_>,
+) -> Result<Vec<KernelError>, KernelError> {
     let folder = Shared::folder(pins);
     let wanted = sys::program_info(program).doing(|| "ask what a sock_ops program is".into())?.id;
-    let mut kept = Vec::new();
+    let (mut kept, mut problems) = (Vec::new(), Vec::new());
     for cgroup in cgroups {
-        let doing = || format!("mark SYNs of the cgroup {}", cgroup.display());
-        let file = File::open(cgroup).doing(doing)?;
-        // A cgroup's id is the inode number of its folder (`kernfs_ino`, include/linux/kernfs.h).
-        let id = file.metadata().doing(doing)?.ino();
-        let path = folder.join(format!("{LINK}{id}"));
-        match open(&path)? {
-            Some((_, found, at)) if found == wanted && at == id => {}
-            Some((link, _, at)) if at == id => {
-                sys::link_update(link.as_fd(), program).doing(doing)?;
-            }
-            _ => {
-                remove_if_there(&path)?;
-                let link = sys::cgroup_link_create(file.as_fd(), program);
-                pin(&link.map_err(|e| refused(e, cgroup))?, &folder, &format!("{LINK}{id}"))?;
-            }
+        match attach_one(&folder, cgroup, program, wanted) {
+            Ok(path) => kept.push(path),
+            Err(problem) => problems.push(problem),
         }
-        kept.push(path);
     }
-    remove_others(&folder, &kept)
+    remove_others(&folder, &kept)?;
+    Ok(problems)
+}
+
+/// The pin of the link.
+fn attach_one(
+    folder: &Path,
+    cgroup: &Path,
+    program: BorrowedFd<'_>,
+    wanted: u32,
+) -> Result<PathBuf, KernelError> {
+    let doing = || format!("mark SYNs of the cgroup {}", cgroup.display());
+    let file = File::open(cgroup).doing(doing)?;
+    let id = cgroup_id(&file).doing(doing)?;
+    let path = folder.join(format!("{LINK}{id}"));
+    match open(&path)? {
+        Some((_, found, at)) if found == wanted && at == id => {}
+        Some((link, _, at)) if at == id => {
+            sys::link_update(link.as_fd(), program).doing(doing)?;
+        }
+        _ => {
+            remove_if_there(&path)?;
+            let link = sys::cgroup_link_create(file.as_fd(), program);
+            pin(&link.map_err(|e| refused(e, cgroup))?, folder, &format!("{LINK}{id}"))?;
+        }
+    }
+    Ok(path)
+}
+
+/// A cgroup's id is the inode number of its folder (`kernfs_ino`, include/linux/kernfs.h).
+fn cgroup_id(folder: &File) -> io::Result<u64> {
+    folder.metadata().map(|metadata| metadata.ino())
+}
+
+/// Does this cgroup have the program?
+///
+/// # Errors
+/// [`KernelError::Io`].
+pub fn is_attached(pins: &Path, cgroup: &Path) -> Result<bool, KernelError> {
+    let Ok(id) = File::open(cgroup).and_then(|folder| cgroup_id(&folder)) else { return Ok(false) };
+    let link = open(&Shared::folder(pins).join(format!("{LINK}{id}")))?;
+    Ok(link.is_some_and(|(.., at)| at == id))
 }
 
 fn refused(error: io::Error, cgroup: &Path) -> KernelError {

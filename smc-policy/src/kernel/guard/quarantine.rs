@@ -230,6 +230,7 @@ fn entry_bytes(entry: &Entry) -> Vec<u8> {
     bytes.extend(count.to_ne_bytes());
     bytes.extend(span.to_ne_bytes());
     bytes.extend([entry.cause, entry.directions, entry.evidence_length]);
+    bytes.push(entry.resets);
     bytes.extend(entry.reserved);
     bytes.extend(entry.evidence);
     bytes
@@ -248,7 +249,8 @@ fn entry_of(bytes: &[u8]) -> Option<Entry> {
         cause: *bytes.get(32)?,
         directions: *bytes.get(33)?,
         evidence_length: *bytes.get(34)?,
-        reserved: bytes.get(35..40)?.try_into().ok()?,
+        resets: *bytes.get(35)?,
+        reserved: bytes.get(36..40)?.try_into().ok()?,
         evidence: bytes.get(40..56)?.try_into().ok()?,
     })
 }
@@ -270,7 +272,8 @@ mod tests {
             prop_assert_eq!(key_of(&key_bytes(key)), Some(key));
             let [cause, directions, evidence_length] = small;
             let entry = Entry {
-                until, first_seen, last_seen, count, span, cause, directions, evidence_length, evidence, reserved: [0; 5],
+                until, first_seen, last_seen, count, span, cause, directions, evidence_length, evidence,
+                resets: count as u8, reserved: [0; 4],
             };
             let bytes = entry_bytes(&entry);
             prop_assert_eq!(bytes.len(), size_of::<Entry>());

@@ -27,7 +27,7 @@ const INFO_MAGIC: u32 = 0x534d_4351;
 const INFO_BYTES: usize = 16;
 
 /// Maps of the object and the names of their pins.
-pub(super) const MAPS: [(&str, &str); 7] = [
+pub(super) const MAPS: [(&str, &str); 11] = [
     ("smcpol_learned", "learned"),
     ("smcpol_entries", "commanded"),
     ("smcpol_qflags", "flags"),
@@ -35,6 +35,10 @@ pub(super) const MAPS: [(&str, &str); 7] = [
     ("smcpol_keys", "keys"),
     ("smcpol_socks", "sockets"),
     ("smcpol_netns", "namespaces"),
+    ("smcpol_ports", "ports"),
+    ("smcpol_events", "events"),
+    ("smcpol_reader", "reader"),
+    ("smcpol_told", "told"),
 ];
 
 /// The shared maps, open.
@@ -149,7 +153,10 @@ impl Shared {
     }
 
     /// Hands one over.
-    pub(super) fn take(&mut self, name: &str) -> Result<OwnedFd, KernelError> {
+    ///
+    /// # Errors
+    /// [`KernelError::Object`] when there is none of that name.
+    pub fn take(&mut self, name: &str) -> Result<OwnedFd, KernelError> {
         let at = self.maps.iter().position(|(map, _)| *map == name);
         let at = at.ok_or_else(|| KernelError::Object(format!("it has no map {name}")))?;
         Ok(self.maps.swap_remove(at).1)

@@ -1,7 +1,7 @@
 //! Reads the text of config.toml, as strictly as a policy: all that is wrong at once, each with its place and what to write
 //! instead.
 
-use std::{borrow::Cow, collections::HashMap, ops::Range};
+use std::{borrow::Cow, collections::HashMap, ops::Range, path::PathBuf};
 
 use smc_policy_common::{table::EXTRA_MAGICS, tcp_option::SMC_MAGIC};
 use toml::{
@@ -10,7 +10,8 @@ use toml::{
 };
 
 use super::{
-    Config, Guard, HookChoice, Interfaces, Namespaces,
+    Config, Guard, HookChoice, Interfaces, Namespaces, OnEcho,
+    cgroup::{is_in, no_cgroup, plain},
     pattern::{covers, impossible, plain_character, quoted},
 };
 use crate::policy::{
@@ -22,14 +23,25 @@ use crate::policy::{
 };
 
 /// The keys of the file.
-pub(in crate::policy) const FILE_KEYS: [&str; 8] =
-    ["hook", "mode", "guard", "retransmit", "forwarded", "namespaces", "interfaces", "magic"];
+pub(in crate::policy) const FILE_KEYS: [&str; 10] = [
+    "hook",
+    "mode",
+    "guard",
+    "on_echo",
+    "cgroups",
+    "retransmit",
+    "forwarded",
+    "namespaces",
+    "interfaces",
+    "magic",
+];
 const INTERFACES_KEYS: [&str; 2] = ["include", "exclude"];
 const MAGIC_KEYS: [&str; 2] = ["syn", "syn_ack"];
 
 const HOOKS: [(&str, HookChoice); 3] =
     [("auto", HookChoice::Auto), ("hs_ctrl", HookChoice::HsCtrl), ("tc", HookChoice::Tc)];
 const GUARDS: [(&str, Guard); 2] = [("canary", Guard::Canary), ("off", Guard::Off)];
+const ON_ECHO: [(&str, OnEcho); 2] = [("blank", OnEcho::Blank), ("learn-only", OnEcho::LearnOnly)];
 /// Whether it is to observe.
 const MODES: [(&str, bool); 2] = [("enforce", false), ("observe", true)];
 /// Whether retransmissions are plain.
@@ -70,7 +82,10 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
     reader.only_or(table, &FILE_KEYS, "a config file", belongs);
     let hook = reader.word(table, "hook", &HOOKS);
     let observe = reader.word(table, "mode", &MODES);
-    let guard = reader.word(table, "guard", &GUARDS).map_or(Guard::default(), |guard| guard.value);
+    let guard_at = reader.word(table, "guard", &GUARDS);
+    let guard = guard_at.as_ref().map_or(Guard::default(), |guard| guard.value);
+    let on_echo = reader.word(table, "on_echo", &ON_ECHO);
+    let cgroups = cgroups(&mut reader, table);
     let plain = reader.word(table, "retransmit", &RETRANSMIT);
     let forwarded = reader.boolean(table, "forwarded");
     let namespaces = namespaces(&mut reader, table);
@@ -92,6 +107,14 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
                 .related(hook.place, "this hook does not")
         }));
     }
+    if let Some(guard) = guard_at.filter(|guard| guard.value == Guard::Off) {
+        let used = ["on_echo", "cgroups"].into_iter().filter_map(|key| table.get_key_value(key));
+        warnings.extend(used.map(|(key, _)| {
+            let message = format!("only the guard uses `{}`", key.get_ref());
+            Diagnostic::warning(Code::UnusedSetting, reader.place(key.span()), message)
+                .related(guard.place, "it is off")
+        }));
+    }
     let defaults = Config::default();
     let config = Config {
         hook: hook.map_or(defaults.hook, |hook| hook.value),
@@ -102,6 +125,8 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
         forwarded: forwarded.map_or(defaults.forwarded, |forwarded| forwarded.value),
         magics,
         guard,
+        on_echo: on_echo.map_or(defaults.on_echo, |on_echo| on_echo.value),
+        cgroups: cgroups.into_iter().map(PathBuf::from).collect(),
     };
     let mut found = reader.found;
     if found.is_empty() {
@@ -235,6 +260,50 @@ fn is_file_name(name: &str) -> bool {
 /// The name of a namespace that is given with its folder.
 fn mounted(name: &str) -> &str {
     ["/run/netns/", "/var/run/netns/"].iter().find_map(|folder| name.strip_prefix(folder)).unwrap_or(name)
+}
+
+// Cgroups.
+
+/// The cgroups; those that are none are reported and left out.
+fn cgroups(reader: &mut Reader, table: &DeTable<'_>) -> Vec<String> {
+    let Some(list) = reader.elements(table, "cgroups") else { return Vec::new() };
+    if list.value.is_empty() {
+        let finding = Diagnostic::error(Code::BadValue, list.place, "`cgroups` is an empty list");
+        reader.report(
+            finding.help("leave `cgroups` out to mark the SYNs of all processes, or write guard = \"off\""),
+        );
+    }
+    let mut cgroups: Vec<At<String>> = Vec::new();
+    for item in list.value {
+        let Some(path) = item.get_ref().as_str() else {
+            reader.element_type("cgroups", item, "a string");
+            continue;
+        };
+        let place = reader.place(item.span());
+        if let Some((message, help)) = no_cgroup(path) {
+            reader.report(Diagnostic::error(Code::Name, place, message).help(help));
+            continue;
+        }
+        let path = plain(path);
+        // A program at both would mark the same SYN twice.
+        if let Some(other) = cgroups.iter().find(|o| is_in(&path, &o.value) || is_in(&o.value, &path)) {
+            let (message, which) = if other.value == path {
+                ("this cgroup is listed already", "the first time")
+            } else if is_in(&path, &other.value) {
+                ("this cgroup is part of another one in the list", "of this one")
+            } else {
+                ("another cgroup in the list is part of this one", "this one")
+            };
+            reader.report(
+                Diagnostic::error(Code::Duplicate, place, message)
+                    .related(other.place, which)
+                    .help("a cgroup stands for all below it: leave the inner one out"),
+            );
+            continue;
+        }
+        cgroups.push(At { value: path, place });
+    }
+    cgroups.into_iter().map(|cgroup| cgroup.value).collect()
 }
 
 // Devices.

@@ -55,7 +55,9 @@ hook = "tc"
 mode = "observe"
 retransmit = "keep"
 forwarded = true
-guard = "off"
+guard = "canary"
+on_echo = "learn-only"
+cgroups = ["/sys/fs/cgroup/a.slice/", "/sys/fs/cgroup/a.slice2"]
 namespaces = ["host", "blue"]
 
 [interfaces]
@@ -92,9 +94,103 @@ syn_ack = "01020305"
                 Magic { syn: SMC_MAGIC, syn_ack: 0xe2d4_c3da },
                 Magic { syn: 0x0102_0304, syn_ack: 0x0102_0305 },
             ],
-            guard: Guard::Off,
+            guard: Guard::Canary,
+            on_echo: OnEcho::LearnOnly,
+            cgroups: vec!["/sys/fs/cgroup/a.slice".into(), "/sys/fs/cgroup/a.slice2".into()],
         }
     );
+}
+
+#[test]
+fn cgroups_that_are_none() {
+    let text = r#"
+guard = "canari"
+on_echo = "learn"
+cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+"#;
+    insta::assert_snapshot!(said(text), @r#"
+    error[bad-value]: `guard` is "canary" or "off", not "canari"
+     --> config.toml:2:9
+      |
+    2 | guard = "canari"
+      |         ^^^^^^^^
+      |
+      = help: did you mean "canary"?
+
+    error[bad-value]: `on_echo` is "blank" or "learn-only", not "learn"
+     --> config.toml:3:11
+      |
+    3 | on_echo = "learn"
+      |           ^^^^^^^
+
+    error[name]: "system.slice" is no absolute path
+     --> config.toml:4:12
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |            ^^^^^^^^^^^^^^
+      |
+      = help: write the whole path, as "/sys/fs/cgroup/system.slice"
+
+    error[wrong-type]: an element of `cgroups` is a string, not an integer
+     --> config.toml:4:28
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |                            ^
+
+    error[name]: "/sys/fs/cgroup/../a" is not written out
+     --> config.toml:4:31
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |                               ^^^^^^^^^^^^^^^^^^^^^
+      |
+      = help: write the path without `.` and `..`
+
+    error[duplicate]: this cgroup is listed already
+     --> config.toml:4:62
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |                                                      ------  ^^^^^^^
+      |                                                      |
+      |                                                      the first time
+      |
+      = help: a cgroup stands for all below it: leave the inner one out
+
+    error[duplicate]: this cgroup is part of another one in the list
+     --> config.toml:4:71
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |                                                      ------           ^^^^^^^^
+      |                                                      |
+      |                                                      of this one
+      |
+      = help: a cgroup stands for all below it: leave the inner one out
+
+    error[duplicate]: another cgroup in the list is part of this one
+     --> config.toml:4:81
+      |
+    4 | cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
+      |                                                      ------ this one            ^^^^
+      |
+      = help: a cgroup stands for all below it: leave the inner one out
+    "#);
+    insta::assert_snapshot!(said("cgroups = []\n"), @r#"
+    error[bad-value]: `cgroups` is an empty list
+     --> config.toml:1:11
+      |
+    1 | cgroups = []
+      |           ^^
+      |
+      = help: leave `cgroups` out to mark the SYNs of all processes, or write guard = "off"
+    "#);
+    insta::assert_snapshot!(said("cgroups = \"/sys/fs/cgroup\"\n"), @r#"
+    error[wrong-type]: `cgroups` is a list, not a string
+     --> config.toml:1:11
+      |
+    1 | cgroups = "/sys/fs/cgroup"
+      |           ^^^^^^^^^^^^^^^^
+      |
+      = help: write cgroups = ["/sys/fs/cgroup"]
+    "#);
 }
 
 #[test]
@@ -103,6 +199,9 @@ fn each_key_on_its_own() {
     assert!(!read("mode = \"enforce\"").observe && read("mode = \"observe\"").observe);
     assert_eq!(read("guard = \"off\"").guard, Guard::Off);
     assert_eq!(read("guard = \"canary\"").guard, Guard::Canary);
+    assert_eq!(read("on_echo = \"blank\"").on_echo, OnEcho::Blank);
+    assert_eq!(read("on_echo = \"learn-only\"").on_echo, OnEcho::LearnOnly);
+    assert_eq!(read("cgroups = [\"/a\"]").cgroups, [PathBuf::from("/a")]);
     assert!(read("retransmit = \"plain\"").plain_retransmissions);
     assert!(!read("retransmit = \"keep\"").plain_retransmissions);
     assert!(read("forwarded = true").forwarded && !read("forwarded = false").forwarded);
@@ -563,7 +662,7 @@ fn keys_in_the_wrong_place() {
     "mode = \"observe\"\n[[rule]]\nname = \"x\""
       config.toml:2:3: error: a config file has no key `rule` (`rule` belongs in a policy file)
     "colour = \"red\""
-      config.toml:1:1: error: a config file has no key `colour` (its keys are hook, mode, guard, retransmit, forwarded, namespaces, interfaces, magic)
+      config.toml:1:1: error: a config file has no key `colour` (its keys are hook, mode, guard, on_echo, cgroups, retransmit, forwarded, namespaces, interfaces, magic)
     "interface.include = [\"lo\"]"
       config.toml:1:1: error: a config file has no key `interface` (did you mean `interfaces`?)
     "#);
@@ -613,6 +712,27 @@ fn what_only_tc_uses() {
     6 | [[magic]]
       |   ^^^^^
     "#);
+    insta::assert_snapshot!(
+        said("guard = \"off\"\non_echo = \"blank\"\ncgroups = [\"/sys/fs/cgroup/a\"]\n"),
+        @r#"
+    warning[unused-setting]: only the guard uses `on_echo`
+     --> config.toml:2:1
+      |
+    1 | guard = "off"
+      |         ----- it is off
+    2 | on_echo = "blank"
+      | ^^^^^^^
+
+    warning[unused-setting]: only the guard uses `cgroups`
+     --> config.toml:3:1
+      |
+    1 | guard = "off"
+      |         ----- it is off
+    2 | on_echo = "blank"
+    3 | cgroups = ["/sys/fs/cgroup/a"]
+      | ^^^^^^^
+    "#
+    );
     // The guard uses devices and magics with either hook.
     assert_eq!(
         said("hook = \"hs_ctrl\"\n[interfaces]\nexclude = [\"lo\"]\n[[magic]]\nsyn = \"e2d4c3da\"\n"),
@@ -669,13 +789,18 @@ fn written(config: &Config) -> String {
         format!("[{}]", texts.iter().map(|t| toml_string(t)).collect::<Vec<_>>().join(", "))
     };
     let mut text = format!(
-        "hook = \"{}\"\nguard = \"{}\"\nmode = \"{}\"\nretransmit = \"{}\"\nforwarded = {}\n",
+        "hook = \"{}\"\nguard = \"{}\"\non_echo = \"{}\"\nmode = \"{}\"\nretransmit = \"{}\"\nforwarded = {}\n",
         config.hook.word(),
         if config.guard == Guard::Canary { "canary" } else { "off" },
+        if config.on_echo == OnEcho::Blank { "blank" } else { "learn-only" },
         if config.observe { "observe" } else { "enforce" },
         if config.plain_retransmissions { "plain" } else { "keep" },
         config.forwarded,
     );
+    let cgroups: Vec<String> = config.cgroups.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
+    if !cgroups.is_empty() {
+        writeln!(text, "cgroups = {}", list(&cgroups)).unwrap();
+    }
     let namespaces = match &config.namespaces {
         Namespaces::Host => "\"host\"".to_owned(),
         Namespaces::All => "\"all\"".to_owned(),
@@ -723,14 +848,21 @@ fn configs() -> impl Strategy<Value = Config> {
         let standard = Magic { syn: SMC_MAGIC, syn_ack: SMC_MAGIC };
         magics.iter().enumerate().all(|(at, magic)| *magic != standard && !magics[..at].contains(magic))
     });
-    (hook, any::<[bool; 4]>(), pattern(), pattern(), namespaces, magics).prop_map(
+    let cgroups = proptest::collection::btree_set("/c/[a-z. \"]{3}[a-z]{1,20}", 0..4)
+        .prop_filter("none in another", |all| {
+            let inside = |a: &String, b: &String| a != b && a.starts_with(&format!("{b}/"));
+            !all.iter().any(|a| all.iter().any(|b| inside(a, b)))
+        })
+        .prop_map(|all| all.into_iter().map(PathBuf::from).collect::<Vec<_>>());
+    (hook, any::<[bool; 5]>(), pattern(), pattern(), namespaces, magics, cgroups).prop_map(
         |(
             hook,
-            [observe, plain_retransmissions, forwarded, canary],
+            [observe, plain_retransmissions, forwarded, canary, blank],
             include,
             exclude,
             namespaces,
             magics,
+            cgroups,
         )| Config {
             hook,
             observe,
@@ -740,6 +872,8 @@ fn configs() -> impl Strategy<Value = Config> {
             forwarded,
             magics,
             guard: if canary { Guard::Canary } else { Guard::Off },
+            on_echo: if blank { OnEcho::Blank } else { OnEcho::LearnOnly },
+            cgroups,
         },
     )
 }
