@@ -226,7 +226,22 @@ const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
 
 /// Test binaries that run once by smc_hs_ctrl and once by tc.
-const BY_BOTH_HOOKS: [&str; 14] = ["echoes", "guard", "guard_canary", "guard_many", "guard_matrix", "guard_wire", "killed", "main_job", "monitor", "quarantine", "recheck", "scopes", "switching", "tables"];
+const BY_BOTH_HOOKS: [&str; 14] = [
+    "echoes",
+    "guard",
+    "guard_canary",
+    "guard_many",
+    "guard_matrix",
+    "guard_wire",
+    "killed",
+    "main_job",
+    "monitor",
+    "quarantine",
+    "recheck",
+    "scopes",
+    "switching",
+    "tables",
+];
 
 /// A line of the script that runs a test binary under this name.
 fn scripted(name: &str, run: &str) -> String {
