@@ -212,8 +212,15 @@ fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let prefixes = ["CARGO_PROFILE_", "CARGO_BUILD_", "CARGO_TARGET_", "CARGO_UNSTABLE_", "CARGO_PKG_"];
-        let names =
-            ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTC", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER"];
+        // CARGO_INCREMENTAL is part of what crates' symbols are made from.
+        let names = [
+            "RUSTFLAGS",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_INCREMENTAL",
+            "RUSTC",
+            "RUSTC_WRAPPER",
+            "RUSTC_WORKSPACE_WRAPPER",
+        ];
         if prefixes.iter().any(|prefix| text.starts_with(prefix)) || names.contains(&&*text) {
             command.env_remove(&name);
         }
