@@ -270,9 +270,20 @@ fn it_ends_quietly_and_outlives_a_detach() {
         let mut child = command.spawn().unwrap();
         eventually("it reads", || telling(lab).reader == Reader::Here);
         knock(2);
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut next = || {
+            let mut line = String::new();
+            stdout.read_line(&mut line).unwrap();
+            line
+        };
+        let line = next();
         assert!(line.contains("no-smc-here"), "{line}");
+        // A switch under its eyes: the old policy's record is gone then.
+        lab.apply(&POLICY.replace("no-smc-here", "another"));
+        knock(2);
+        let line = next();
+        assert!(line.contains("another"), "{line}");
+        drop(stdout);
         let status = child.wait().unwrap();
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -282,10 +293,13 @@ fn it_ends_quietly_and_outlives_a_detach() {
         let monitor = start(lab, &["--json"]);
         knock(2);
         lab.home.run(["detach"]).ok();
-        lab.apply(POLICY);
+        // Generations and slots begin anew, with other rules.
+        lab.apply(&POLICY.replace("no-smc-here", "third"));
         eventually("it reads again", || telling(lab).reader == Reader::Here);
         knock(2);
         let run = end(monitor);
-        assert_eq!(lines(&run).0.len(), 2, "{run:#?}");
+        let rules: Vec<Value> = lines(&run).0.iter().map(|line| line["decision"]["rule"].clone()).collect();
+        assert_eq!(rules, ["another", "third"], "{run:#?}");
+        assert!(run.stderr.contains("waiting for the next `smc-policy apply`"), "{run:#?}");
     });
 }

@@ -209,7 +209,13 @@ impl Session<'_> {
                 self.out.note("no policy is in force any more: waiting for the next `smc-policy apply`");
                 *reader = None;
             }
-            None => *reader = Reader::open(self.paths, self.wanted)?,
+            None => {
+                *reader = Reader::open(self.paths, self.wanted)?;
+                if reader.is_some() {
+                    // Generations begin anew after `detach`.
+                    self.names.known.clear();
+                }
+            }
         }
         Ok(())
     }

@@ -24,6 +24,9 @@ pub(super) fn table(records: &[Record], now: u64, out: &Output) -> String {
     rows.extend(records.iter().map(|r| {
         let evidence: Vec<String> = r.evidence.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut words = vec![evidence.join(" ")];
+        if r.resets > 0 {
+            words.push(many(r.resets.into(), "reset", "resets"));
+        }
         if r.store == Store::Commanded {
             words.push(match &r.comment {
                 Some(comment) => format!("by command: {comment}"),
@@ -79,6 +82,7 @@ mod tests {
                 store: Store::Learned,
                 count: 12,
                 evidence: vec![0xfe, 0x08, 0x53],
+                resets: 1,
                 ..at("192.0.2.1", 443, Cause::Echo, 10_000)
             },
             Record { comment: Some("ticket 7".into()), ..at("198.51.100.20", 0, Cause::Operator, 5_000) },
@@ -87,7 +91,7 @@ mod tests {
         let out = Output::new(false);
         insta::assert_snapshot!(table(&records, 10_060, &out), @r"
         peer           port  cause      count  first seen      last seen       expires in   evidence
-        192.0.2.1       443  echo          12  1 min ago       1 min ago       59 min       fe 08 53
+        192.0.2.1       443  echo          12  1 min ago       1 min ago       59 min       fe 08 53, 1 reset
         198.51.100.20   all  operator       1  1 h 24 min ago  1 h 24 min ago  expired      by command: ticket 7
         2001:db8::1     all  rdma-path      1  10 s ago        10 s ago        59 min 50 s  by command
         ");
