@@ -6,8 +6,8 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, criterion_group, criterion_main};
 use smc_policy::policy::{
-    Action, Directions, Place, Policy, Rule, Settings, Slots, SourceFile, address::AddrSet, compile, load,
-    parse,
+    Action, Directions, Moment, Place, Policy, Rule, Settings, Slots, SourceFile, address::AddrSet, compile,
+    load, parse,
 };
 use smc_policy_common::query::{Addr, Direction, Query};
 
@@ -58,6 +58,8 @@ fn rule(number: usize, peers: AddrSet) -> Rule {
         local: None,
         ports: None,
         comment: None,
+        expires: None,
+        expired: false,
         trust: false,
         enabled: true,
         place: Place { file: 0, start: 0, end: 0, line: 1 },
@@ -127,9 +129,9 @@ fn reading(criterion: &mut Criterion) {
         "version = 1\n[[rule]]\nname = \"big\"\naction = \"deny\"\npeers = [\"{}\"]\n",
         lines.join("\",\n\"")
     );
-    let files = [SourceFile { path: "big.toml".into(), text }];
+    let files = [SourceFile::policy("big.toml", text)];
     group.bench_function("a policy file of 1,000,000 IPv4 networks, with lints", |bencher| {
-        bencher.iter(|| load(&files).map_or(0, |loaded| loaded.policy.rules.len()));
+        bencher.iter(|| load(&files, Moment::default()).map_or(0, |loaded| loaded.policy.rules.len()));
     });
     group.finish();
 }

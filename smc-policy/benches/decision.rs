@@ -304,6 +304,8 @@ fn policy<'a>(groups: impl Iterator<Item = &'a Vec<Network>>) -> Policy {
         local: None,
         ports,
         comment: None,
+        expires: None,
+        expired: false,
         trust: false,
         enabled: true,
         place,

@@ -23,7 +23,7 @@ use smc_policy::{
         record::{self, Overrides, Record},
     },
     policy::{
-        Action, Config, Defaults, Directions, Place, Policy, Rule, Settings, SourceFile,
+        Action, Config, Defaults, Directions, Moment, Place, Policy, Rule, Settings, SourceFile,
         address::{AddrRange, AddrSet, from_ip, to_ip},
         compile, load, parse, run_tests,
     },
@@ -194,11 +194,12 @@ impl Steps {
 fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) -> Result<()> {
     let mut steps = Steps::new();
     let text = fs::read_to_string(file)?;
-    let sources = [SourceFile { path: file.to_owned(), text }];
+    let sources = [SourceFile::policy(file, text)];
     steps.done("read");
     let policy = match form {
         Form::Toml => {
-            let loaded = load(&sources).map_err(|found| format!("{} findings", found.len()))?;
+            let loaded =
+                load(&sources, Moment::default()).map_err(|found| format!("{} findings", found.len()))?;
             loaded.policy
         }
         Form::Lines => from_lines(&sources[0])?,
@@ -273,6 +274,8 @@ fn from_lines(source: &SourceFile) -> Result<Policy> {
         local: None,
         ports: None,
         comment: None,
+        expires: None,
+        expired: false,
         trust: false,
         enabled: true,
         place: Place { file: 0, start: 0, end: 0, line: 1 },

@@ -14,7 +14,7 @@ use smc_policy::{
         object::{Prepared, Sizes, TcProgram},
         sys::{self, MapSpec, ProgramSpec, SharedCells},
     },
-    policy::{Settings, Slots, SourceFile, compile, load},
+    policy::{Moment, Settings, Slots, SourceFile, compile, load},
 };
 
 /// Repetitions of one test run.
@@ -188,7 +188,7 @@ fn main() {
         Ok(prepared) => prepared,
         Err(error) => return println!("{error}"),
     };
-    let loaded = load(&[SourceFile { path: "bench.toml".into(), text: POLICY.into() }]).expect("a policy");
+    let loaded = load(&[SourceFile::policy("bench.toml", POLICY)], Moment::default()).expect("a policy");
     let settings = Settings { forwarded: true, canary: true, ..Settings::default() };
     let tables = compile(&loaded.policy, &Slots::in_order(&loaded.policy), &settings).expect("tables");
     let map = |name| SharedCells::map(prepared.map(name).unwrap().as_fd()).expect("a mapping");

@@ -7,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use smc_policy::policy::{
-    Config, Loaded, Settings, Slots, SourceFile, compile,
-    config::{Parsed, parse},
-    load, render, run_tests,
+use smc_policy::{
+    kernel::record,
+    policy::{
+        Config, Loaded, Settings, Slots, SourceFile, compile,
+        config::{Parsed, parse},
+        load, render, run_tests,
+    },
 };
 
 fn root() -> PathBuf {
@@ -19,7 +22,7 @@ fn root() -> PathBuf {
 
 /// Everything that `check` would print about a policy; empty: nothing is wrong with it.
 fn said(files: &[SourceFile]) -> String {
-    match load(files) {
+    match load(files, record::now()) {
         Ok(Loaded { policy, warnings }) => {
             if let Err(error) = compile(&policy, &Slots::in_order(&policy), &Settings::default()) {
                 return error.to_string();
@@ -38,9 +41,9 @@ fn policies_to_copy_hold_their_own_tests_without_a_warning() {
         if path.extension().is_none_or(|extension| extension != "toml") {
             continue;
         }
-        let files = [SourceFile { text: fs::read_to_string(&path).unwrap(), path }];
+        let files = [SourceFile::policy(&path, fs::read_to_string(&path).unwrap())];
         assert_eq!(said(&files), "");
-        let policy = load(&files).unwrap().policy;
+        let policy = load(&files, record::now()).unwrap().policy;
         let named = |name: &str| policy.tests.iter().any(|test| test.rule.as_deref() == Some(name));
         for rule in &policy.rules {
             assert!(named(&rule.name), "{}: no test names rule {}", files[0].path.display(), rule.name);
@@ -116,7 +119,7 @@ fn check_examples(document: &str, path: &str, said: fn(&[SourceFile]) -> String)
     let blocks = blocks(&text);
     let (mut right, mut wrong) = (0, 0);
     for (at, (info, text)) in blocks.iter().enumerate() {
-        let files = [SourceFile { path: path.into(), text: text.clone() }];
+        let files = [SourceFile::policy(path, text.clone())];
         match *info {
             "toml" => {
                 assert_eq!(said(&files), "", "{text}");

@@ -19,8 +19,8 @@ const INSTRUCTION_LIMIT: u32 = 200_000;
 
 fn random_policy(seed: u64) -> Policy {
     let text = arbitrary::policy(seed);
-    let file = SourceFile { path: PathBuf::from("random.toml"), text };
-    match load(std::slice::from_ref(&file)) {
+    let file = SourceFile::policy(PathBuf::from("random.toml"), text);
+    match load(std::slice::from_ref(&file), arbitrary::NOW) {
         Ok(loaded) => loaded.policy,
         Err(errors) => panic!("seed {seed}: {errors:?}\n{}", file.text),
     }
@@ -120,8 +120,8 @@ fn large_lists() {
         addresses.push(address);
     }
     text += "]\n";
-    let file = SourceFile { path: PathBuf::from("list.toml"), text };
-    let policy = load(std::slice::from_ref(&file)).expect("a policy").policy;
+    let file = SourceFile::policy(PathBuf::from("list.toml"), text);
+    let policy = load(std::slice::from_ref(&file), arbitrary::NOW).expect("a policy").policy;
     let slots = Slots::in_order(&policy);
     let tables = compile(&policy, &slots, &Settings::default()).expect("tables");
     let instance = instance(&home, tables.cells.len());

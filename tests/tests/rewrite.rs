@@ -15,7 +15,7 @@ use smc_policy::kernel::barrier::wait_for_programs;
 use smc_policy::kernel::object::{Prepared, Sizes, TcProgram};
 use smc_policy::kernel::sys as kernel;
 use smc_policy::policy::settings::Magic;
-use smc_policy::policy::{Action, Policy, Settings, Slots, SourceFile, compile, decide, load};
+use smc_policy::policy::{Action, Policy, Settings, Slots, SourceFile, arbitrary, compile, decide, load};
 use smc_policy_common::counters::InstanceCounters;
 use smc_policy_common::query::{Addr, Direction, Query};
 use smc_policy_tests::lab::listen;
@@ -124,8 +124,8 @@ impl Rig {
 }
 
 fn read(policy: &str) -> Policy {
-    let file = SourceFile { path: PathBuf::from("rewrite.toml"), text: format!("version = 1\n{policy}") };
-    load(std::slice::from_ref(&file)).unwrap_or_else(|errors| panic!("{errors:?}")).policy
+    let file = SourceFile::policy(PathBuf::from("rewrite.toml"), format!("version = 1\n{policy}"));
+    load(std::slice::from_ref(&file), arbitrary::NOW).unwrap_or_else(|errors| panic!("{errors:?}")).policy
 }
 
 fn forwarded() -> Settings {

@@ -135,13 +135,25 @@ pub(super) fn run(paths: &Paths, arguments: &ApplyArguments, out: &mut Output) -
     }
 }
 
+/// Rules end by an apply only.
+fn expiring(policy: &Policy) -> Option<String> {
+    let ends = policy.rules.iter().filter(|rule| rule.is_active());
+    let (expires, rule) = ends.filter_map(|rule| Some((rule.expires?, rule))).min_by_key(|(end, _)| *end)?;
+    Some(format!(
+        "rule `{}` expires at {expires}: it ends with the first `smc-policy apply` after that",
+        rule.name
+    ))
+}
+
 fn put_in_force(paths: &Paths, request: &Request<'_>, out: &Output) -> Result<Outcome, Failure> {
     Ok(kernel::apply(paths, request, || out.note("waiting for another smc-policy to finish"))?)
 }
 
 /// Says what changed. Shared with `rollback`.
 pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mut Output) {
-    for warning in &outcome.warnings {
+    let mut warnings = outcome.warnings.clone();
+    warnings.extend(expiring(policy));
+    for warning in &warnings {
         out.warn(warning);
     }
     let before = outcome.before.as_ref().and_then(Record::policy).map(|(policy, _)| policy);
@@ -211,6 +223,6 @@ pub(super) fn report(policy: &Policy, observe: bool, outcome: &Outcome, out: &mu
         rules: policy.rules.len(),
         changes: &changes,
         live_denied: live,
-        warnings: &outcome.warnings,
+        warnings: &warnings,
     });
 }

@@ -13,6 +13,7 @@ use super::{
     words::count,
 };
 use crate::{
+    kernel::record,
     paths::Paths,
     policy::{
         Diagnostic, Loaded, Policy, Record, SourceFile,
@@ -113,7 +114,7 @@ pub(super) struct Checked {
 
 /// Everything `check` does with the texts.
 pub(super) fn check(files: &[SourceFile]) -> Result<Checked, Vec<Diagnostic>> {
-    let Loaded { policy, warnings } = load(files)?;
+    let Loaded { policy, warnings } = load(files, record::now())?;
     let failures = run_tests(&policy);
     Ok(Checked { policy, warnings, failures })
 }

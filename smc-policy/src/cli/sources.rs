@@ -9,8 +9,9 @@ use super::outcome::Failure;
 use crate::{
     paths::Paths,
     policy::{
-        SourceFile,
+        SourceFile, SourceKind,
         folder::{Entry, Folder, files},
+        load::lists,
     },
 };
 
@@ -43,7 +44,25 @@ pub(super) fn read(paths: &Paths, named: &[PathBuf]) -> Result<Vec<SourceFile>, 
             list.push(path.clone());
         }
     }
-    list.into_iter().map(read_one).collect()
+    let mut files = list.into_iter().map(read_one).collect::<Result<Vec<_>, _>>()?;
+    let lists: Vec<SourceFile> = lists(&files).into_iter().map(read_list).collect();
+    files.extend(lists);
+    Ok(files)
+}
+
+/// Reads a `peers_file`. One that cannot be read is reported where a policy file names it, together with all else that is
+/// wrong.
+fn read_list(path: PathBuf) -> SourceFile {
+    let read = match fs::read(&path) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map_err(|e| format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err("no such file".to_owned()),
+        Err(e) => Err(e.to_string()),
+    };
+    match read {
+        Ok(text) => SourceFile::list(path, text),
+        Err(why) => SourceFile { path, text: why, kind: SourceKind::Unread },
+    }
 }
 
 /// As [`read`], with absolute paths: what is recorded must not depend on where the tool was called.
@@ -81,7 +100,7 @@ fn text(path: PathBuf, bytes: Vec<u8>) -> Result<SourceFile, Failure> {
     let text = String::from_utf8(bytes).map_err(|e| {
         Failure::usage(format!("{}: not UTF-8 at byte {}", path.display(), e.utf8_error().valid_up_to()))
     })?;
-    Ok(SourceFile { path, text })
+    Ok(SourceFile::policy(path, text))
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> String {

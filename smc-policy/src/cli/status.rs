@@ -33,7 +33,7 @@ use crate::{
     },
     paths::Paths,
     policy::{
-        Action, Policy, Slots,
+        Action, Moment, Policy, Slots,
         config::{Guard, OnEcho},
     },
 };
@@ -115,6 +115,10 @@ struct RuleDocument {
     retransmissions: u64,
     direction: String,
     enabled: bool,
+    /// When it ends, in UTC.
+    expires: Option<Moment>,
+    /// It had ended when the policy was applied: it matches nothing.
+    expired: bool,
     file: String,
     line: usize,
 }
@@ -189,6 +193,16 @@ fn drift(paths: &Paths, record: &Record) -> Option<String> {
 /// Do the files that the policy in force was read from say something else now?
 pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
     drift(paths, record).is_some()
+}
+
+/// The rules that have expired since the policy was applied.
+fn overdue(policy: &Policy, now: Moment, apply: &str) -> Option<String> {
+    let rules = policy.rules.iter().filter(|rule| rule.is_overdue(now));
+    let names: Vec<String> = rules.map(|rule| format!("`{}`", rule.name)).collect();
+    let (rule, have) = if names.len() == 1 { ("rule", "has") } else { ("rules", "have") };
+    (!names.is_empty()).then(|| {
+        format!("the {rule} {} {have} expired and still decide: {apply} ends that", names.join(", "))
+    })
 }
 
 /// What differs between how the policy is enforced and config.toml.
@@ -438,6 +452,9 @@ fn gather(paths: &Paths, state: &State) -> Result<StatusDocument, super::Failure
     if let Some(instance) = &state.instance {
         document.counters = Some(instance.instance_counters()?);
         if let Some((policy, slots)) = state.record.as_ref().and_then(Record::policy) {
+            let apply = state.record.as_ref().map(apply_command).unwrap_or_default();
+            document.findings.extend(overdue(&policy, record::now(), &apply));
+            document.ok = document.findings.is_empty();
             count_rules(instance, &policy, &slots, &mut document)?;
         }
     }
@@ -467,6 +484,8 @@ fn count_rules(
             retransmissions: counters.retransmissions,
             direction: rule.direction.to_string(),
             enabled: rule.enabled,
+            expires: rule.expires,
+            expired: rule.expired,
             file: policy.file(rule.place).display().to_string(),
             line: rule.place.line,
         });

@@ -18,7 +18,9 @@ use super::{
     error::{Doing, KernelError},
     hook::Hook,
 };
-use crate::policy::{Config, Loaded, Policy, Slots, SourceFile, config::HookChoice, load};
+use crate::policy::{
+    Config, Loaded, Moment, Policy, Slots, SourceFile, SourceKind, config::HookChoice, load,
+};
 
 /// Version of the file's form.
 const VERSION: u32 = 2;
@@ -30,6 +32,21 @@ pub struct Source {
     pub path: PathBuf,
     /// Its whole text.
     pub text: String,
+    /// What it is to the policy.
+    #[serde(default)]
+    pub kind: SourceKind,
+}
+
+impl From<&SourceFile> for Source {
+    fn from(file: &SourceFile) -> Self {
+        Self { path: file.path.clone(), text: file.text.clone(), kind: file.kind }
+    }
+}
+
+impl From<&Source> for SourceFile {
+    fn from(source: &Source) -> Self {
+        Self { path: source.path.clone(), text: source.text.clone(), kind: source.kind }
+    }
 }
 
 /// The counter slot of a rule.
@@ -112,7 +129,7 @@ impl Record {
             replace_foreign: false,
             digest: digest(sources),
             origin: origin.to_owned(),
-            sources: sources.iter().map(|s| Source { path: s.path.clone(), text: s.text.clone() }).collect(),
+            sources: sources.iter().map(Source::from).collect(),
             default_slots: [slots.default_outbound, slots.default_inbound],
             rule_slots: policy
                 .rules
@@ -129,13 +146,13 @@ impl Record {
 
     /// The texts.
     pub fn source_files(&self) -> Vec<SourceFile> {
-        self.sources.iter().map(|s| SourceFile { path: s.path.clone(), text: s.text.clone() }).collect()
+        self.sources.iter().map(SourceFile::from).collect()
     }
 
-    /// The policy, read again from the recorded texts, and its slots. `None`: this version of the tool does not accept
+    /// The policy, read again from the recorded texts as they were when it was applied, and its slots. `None`: this version of the tool does not accept
     /// the texts, or they and the slots do not fit together.
     pub fn policy(&self) -> Option<(Policy, Slots)> {
-        let Loaded { policy, .. } = load(&self.source_files()).ok()?;
+        let Loaded { policy, .. } = load(&self.source_files(), Moment::from_unix(self.applied_at)).ok()?;
         let rules: Vec<u32> = policy
             .rules
             .iter()
@@ -160,11 +177,20 @@ pub fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
+/// The moment that rules' `expires` are compared with.
+pub fn now() -> Moment {
+    Moment::from_unix(unix_now())
+}
+
 /// SHA-256 over paths and texts, hexadecimal.
 pub fn digest(sources: &[SourceFile]) -> String {
     let mut hash = Sha256::new();
     for source in sources {
         let path = source.path.as_os_str().as_encoded_bytes();
+        if source.kind != SourceKind::Policy {
+            // No length is as large.
+            hash.update([0xff; 8]);
+        }
         for part in [path, source.text.as_bytes()] {
             // Lengths keep the boundary between two parts.
             hash.update((part.len() as u64).to_le_bytes());
@@ -300,10 +326,11 @@ pub fn prune(run: &Path, keep: Option<u64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::arbitrary;
 
     fn record(text: &str) -> Record {
-        let sources = [SourceFile { path: "a.toml".into(), text: text.into() }];
-        let policy = load(&sources).unwrap().policy;
+        let sources = [SourceFile::policy("a.toml", text)];
+        let policy = load(&sources, arbitrary::NOW).unwrap().policy;
         let request = Request {
             sources: &sources,
             policy: &policy,
@@ -364,7 +391,7 @@ mod tests {
         let old =
             record(&format!("{RULE}[[rule]]\nname = \"b\"\naction = \"deny\"\npeers = [\"10.0.0.1\"]\n"));
         let text = format!("version = 1\n[[rule]]\nname = \"new\"\naction = \"allow\"\n{}", &RULE[12..]);
-        let policy = load(&[SourceFile { path: "a.toml".into(), text }]).unwrap().policy;
+        let policy = load(&[SourceFile::policy("a.toml", text)], arbitrary::NOW).unwrap().policy;
         let (slots, fresh) = assign_slots(&policy, Some(&old));
         assert_eq!(slots.rules, [4, 2], "the removed rule's slot 3 is in force until the switch");
         assert_eq!(fresh, [4]);

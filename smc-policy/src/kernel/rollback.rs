@@ -6,7 +6,7 @@ use super::{
     detach::{self, Detached},
     error::KernelError,
     lock, random,
-    record::Record,
+    record::{self, Record},
     state::State,
     store,
     unconfirmed::{self, Unconfirmed},
@@ -107,7 +107,7 @@ pub fn confirm(paths: &Paths, token: &str) -> Result<bool, KernelError> {
 fn to(paths: &Paths, record: Option<Record>, lock: &lock::Lock) -> Result<RolledBack, RollbackError> {
     let Some(record) = record else { return Ok(RolledBack::ToNothing(detach::locked(paths, lock)?)) };
     let sources = record.source_files();
-    let Ok(Loaded { policy, .. }) = load(&sources) else {
+    let Ok(Loaded { policy, .. }) = load(&sources, record::now()) else {
         let files: Vec<_> = record.sources.iter().map(|s| s.path.display().to_string()).collect();
         return Err(RollbackError::Unreadable(files.join(", ")));
     };

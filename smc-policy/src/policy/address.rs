@@ -117,6 +117,14 @@ impl AddrSet {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
+    /// Addresses of either.
+    pub fn plus(&self, other: &Self) -> Self {
+        Self::new(
+            [self.v4.ranges(), other.v4.ranges()].concat(),
+            [self.v6.ranges(), other.v6.ranges()].concat(),
+        )
+    }
+
     /// Addresses of `self` that are not in `other`.
     pub fn minus(&self, other: &Self) -> Self {
         Self { v4: self.v4.minus(&other.v4), v6: self.v6.minus(&other.v6) }

@@ -11,6 +11,7 @@ use smc_policy_common::query::{Addr, Direction, Query};
 use super::{
     address::{AddrRange, AddrSet, MAPPED, to_u128},
     model::Policy,
+    moment::Moment,
 };
 
 /// A small generator of pseudo-random numbers (splitmix64): enough for tests, and the same everywhere.
@@ -88,12 +89,15 @@ fn v6(random: &mut Random) -> u128 {
     base ^ (random.bits() & mask) << shift
 }
 
+/// A moment that some rules of [`policy`] have outlived, and some have not: in 2026.
+pub const NOW: Moment = Moment::from_unix(1_780_000_000);
+
 /// An address of any kind.
 pub fn addr(random: &mut Random) -> Addr {
     if random.percent(60) { Addr::v4(v4(random)) } else { Addr::v6(v6(random)) }
 }
 
-fn element(random: &mut Random) -> String {
+pub(super) fn element(random: &mut Random) -> String {
     let is_v4 = random.percent(60);
     match random.below(10) {
         0 => (if is_v4 { "0.0.0.0/0" } else { "::/0" }).to_owned(),
@@ -212,6 +216,10 @@ pub fn policy(seed: u64) -> String {
         }
         if action == "allow" && random.percent(20) {
             let _ = writeln!(text, "trust = true");
+        }
+        if random.percent(10) {
+            let year = if random.percent(50) { 2001 } else { 2999 };
+            let _ = writeln!(text, "expires = {year}-01-01T00:00:00Z");
         }
         if random.percent(10) {
             let _ = writeln!(text, "enabled = false");

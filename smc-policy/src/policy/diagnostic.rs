@@ -3,17 +3,44 @@
 use std::{fmt, ops::Range, path::PathBuf};
 
 use annotate_snippets::{Annotation, AnnotationKind, Level, Renderer, Snippet};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::model::Place;
 
-/// A policy file's text and where it came from. The policy core reads no files itself.
+/// What a file is to a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceKind {
+    /// A TOML text with rules.
+    #[default]
+    Policy,
+    /// A `peers_file`: a list of addresses that a rule names.
+    List,
+    /// A `peers_file` that could not be read; its text says why.
+    Unread,
+}
+
+/// A file's text and where it came from. The policy core reads no files itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Where it came from; used in messages only.
+    /// Where it came from. A `peers_file` is found by it, and it stands in messages.
     pub path: PathBuf,
     /// Its whole text.
     pub text: String,
+    /// What it is.
+    pub kind: SourceKind,
+}
+
+impl SourceFile {
+    /// A policy file.
+    pub fn policy(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into(), kind: SourceKind::Policy }
+    }
+
+    /// A `peers_file`.
+    pub fn list(path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        Self { path: path.into(), text: text.into(), kind: SourceKind::List }
+    }
 }
 
 /// How bad it is.
@@ -42,8 +69,6 @@ pub enum Code {
     BadValue,
     /// `version` is not one this program reads.
     Version,
-    /// A key of the language that this version does not support yet.
-    Unsupported,
     /// An address, network or range that cannot be read.
     Address,
     /// A port or port range that cannot be read.
@@ -68,6 +93,10 @@ pub enum Code {
     UnusedSet,
     /// Lint: `except` carves out nothing.
     UselessExcept,
+    /// A `peers_file` that cannot be read.
+    Unreadable,
+    /// Lint: a rule whose `expires` has passed.
+    Expired,
     /// Lint: a test names a rule that is not enabled.
     DisabledRule,
     /// Lint: a pattern of devices that others of its list cover.
@@ -94,7 +123,6 @@ impl Code {
             Self::WrongType => "wrong-type",
             Self::BadValue => "bad-value",
             Self::Version => "version",
-            Self::Unsupported => "unsupported",
             Self::Address => "address",
             Self::Port => "port",
             Self::Name => "name",
@@ -107,6 +135,8 @@ impl Code {
             Self::EmptySet => "empty-set",
             Self::UnusedSet => "unused-set",
             Self::UselessExcept => "useless-except",
+            Self::Unreadable => "unreadable",
+            Self::Expired => "expired",
             Self::DisabledRule => "disabled-rule",
             Self::DuplicatePatterns => "duplicate-patterns",
             Self::PlainCharacter => "plain-character",
@@ -127,6 +157,7 @@ impl Code {
                 | Self::EmptySet
                 | Self::UnusedSet
                 | Self::UselessExcept
+                | Self::Expired
                 | Self::DisabledRule
                 | Self::DuplicatePatterns
                 | Self::PlainCharacter

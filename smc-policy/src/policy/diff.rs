@@ -107,6 +107,7 @@ fn changed_keys(
         ("local", old.local != new.local),
         ("ports", old.ports != new.ports),
         ("comment", old.comment != new.comment),
+        ("expires", (old.expires, old.expired) != (new.expires, new.expired)),
         ("trust", old.trust != new.trust),
         ("enabled", old.enabled != new.enabled),
         ("file", old_policy.file(old.place) != new_policy.file(new.place)),
@@ -137,11 +138,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::policy::{SourceFile, load};
+    use crate::policy::{SourceFile, arbitrary, load};
 
     fn policy(text: &str) -> Policy {
         let text = format!("version = 1\n{text}");
-        load(&[SourceFile { path: "p.toml".into(), text }]).unwrap().policy
+        load(&[SourceFile::policy("p.toml", text)], arbitrary::NOW).unwrap().policy
     }
 
     fn lines(old: &str, new: &str) -> String {

@@ -155,7 +155,7 @@ pub(super) struct Grid {
 impl Grid {
     pub(super) fn new(policy: &Policy, question: &Question, held: &[Held]) -> Self {
         let candidates = || {
-            let rules = policy.rules.iter().filter(|rule| rule.enabled);
+            let rules = policy.rules.iter().filter(|rule| rule.is_active());
             rules.filter(|rule| rule.peers.as_ref().is_none_or(|peers| peers.contains(question.peer)))
         };
         let directions = match question.direction {
@@ -370,6 +370,9 @@ fn passed(policy: &Policy, question: &Question, direction: Direction, by: By) ->
 pub(super) fn mismatch(rule: &Rule, question: &Question) -> Option<String> {
     if !rule.enabled {
         return Some("not enabled".to_owned());
+    }
+    if let (true, Some(expires)) = (rule.expired, rule.expires) {
+        return Some(format!("expired at {expires}"));
     }
     if question.direction.is_some_and(|direction| !rule.direction.contains(direction)) {
         return Some(format!("direction is {}", rule.direction));

@@ -38,12 +38,13 @@ pub(super) fn lint(policy: &Policy, raw: &[RawFile], sets: &Sets<'_>) -> Vec<Dia
     rule_lints(policy, raw, &mut found);
     for test in &policy.tests {
         if let Some((_, rule)) = test.rule.as_deref().and_then(|name| policy.rule(name))
-            && !rule.enabled
+            && !rule.is_active()
         {
-            let message = format!("the test expects rule `{}`, which is not enabled", rule.name);
+            let (why, label) =
+                if rule.enabled { ("has expired", "expires") } else { ("is not enabled", "enabled = false") };
+            let message = format!("the test expects rule `{}`, which {why}", rule.name);
             found.push(
-                Diagnostic::warning(Code::DisabledRule, test.rule_place, message)
-                    .related(rule.place, "enabled = false"),
+                Diagnostic::warning(Code::DisabledRule, test.rule_place, message).related(rule.place, label),
             );
         }
     }
@@ -191,6 +192,15 @@ fn rule_lints(policy: &Policy, raw: &[RawFile], found: &mut Vec<Diagnostic>) {
             found.push(
                 Diagnostic::warning(Code::UselessExcept, except.place, "`except` carves out nothing")
                     .help("none of these addresses is in `peers`"),
+            );
+        }
+    }
+    for (rule, raw) in policy.rules.iter().zip(raw.iter().flat_map(|file| &file.rules)) {
+        if let (true, Some(expires)) = (rule.expired, &raw.expires) {
+            let message = format!("rule `{}` expired at {}: it matches nothing", rule.name, expires.value);
+            found.push(
+                Diagnostic::warning(Code::Expired, expires.place, message)
+                    .help("remove the rule, or give it more time"),
             );
         }
     }

@@ -1,12 +1,17 @@
 //! From texts to a checked policy: names are resolved over all files, sets become ranges.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
     address::{AddrRange, AddrSet},
-    diagnostic::{self, Code, Diagnostic, SourceFile},
-    lint,
+    diagnostic::{self, Code, Diagnostic, SourceFile, SourceKind},
+    lint, list,
     model::{Defaults, Place, Policy, Rule, Test},
+    moment::Moment,
     ranges::RangeSet,
     reader::{At, nearest},
     source::{self, Element, List, RawFile, RawRule, RawSet, RawTest},
@@ -21,19 +26,54 @@ pub struct Loaded {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Reads a policy. `files` are in the order of [`super::folder::files`]; none is fine: everything is allowed.
+/// The `peers_file`s that the rules of these policy files name, each once, in their order.
+pub fn lists(files: &[SourceFile]) -> Vec<PathBuf> {
+    let mut lists: Vec<PathBuf> = Vec::new();
+    for file in files.iter().filter(|file| file.kind == SourceKind::Policy) {
+        for name in source::lists_of(&file.text) {
+            let path = list_path(&file.path, &name);
+            if !lists.contains(&path) {
+                lists.push(path);
+            }
+        }
+    }
+    lists
+}
+
+/// Where a `peers_file` is: relative to the file that names it.
+fn list_path(policy: &Path, name: &str) -> PathBuf {
+    // `./list` is the same file.
+    policy
+        .parent()
+        .unwrap_or(Path::new(""))
+        .join(name)
+        .components()
+        .filter(|part| *part != Component::CurDir)
+        .collect()
+}
+
+/// Reads a policy as it is at the moment `now`. `files`: the policy files in the order of [`super::folder::files`] (none is
+/// fine: everything is allowed), and the [`lists`] that they name.
 ///
 /// # Errors
 /// Everything that is wrong in any of the files, in the order of the files.
-pub fn load(files: &[SourceFile]) -> Result<Loaded, Vec<Diagnostic>> {
-    let mut raw: Vec<RawFile> =
-        files.iter().enumerate().map(|(file, source)| source::read(file, &source.text)).collect();
+pub fn load(files: &[SourceFile], now: Moment) -> Result<Loaded, Vec<Diagnostic>> {
+    // An empty one in the place of a list: places count all files.
+    let mut raw: Vec<RawFile> = files
+        .iter()
+        .enumerate()
+        .map(|(file, source)| match source.kind {
+            SourceKind::Policy => source::read(file, &source.text),
+            SourceKind::List | SourceKind::Unread => RawFile::default(),
+        })
+        .collect();
     let mut found: Vec<Diagnostic> =
         raw.iter_mut().flat_map(|file| std::mem::take(&mut file.found)).collect();
+    let lists = Lists::new(files, &raw, &mut found);
     let defaults = defaults(&raw, &mut found);
     let mut sets = Sets::new(&raw, &mut found);
     sets.resolve(&mut found);
-    let mut resolver = Resolver { sets, found };
+    let mut resolver = Resolver { sets, lists, now, found };
     let mut rules: Vec<Rule> = Vec::new();
     let mut named: HashMap<&str, Place> = HashMap::new();
     for rule in raw.iter().flat_map(|file| &file.rules) {
@@ -53,7 +93,8 @@ pub fn load(files: &[SourceFile]) -> Result<Loaded, Vec<Diagnostic>> {
                 }
             }
         }
-        rules.push(resolver.rule(rule));
+        let file = files.get(rule.header.file).map_or(Path::new(""), |file| file.path.as_path());
+        rules.push(resolver.rule(file, rule));
     }
     let broken = raw.iter().any(|file| file.broken);
     for name in raw.iter().flat_map(|file| &file.references) {
@@ -69,7 +110,7 @@ pub fn load(files: &[SourceFile]) -> Result<Loaded, Vec<Diagnostic>> {
         });
     }
     let tests = raw.iter().flat_map(|file| &file.tests).map(read_test).collect();
-    let Resolver { sets, mut found } = resolver;
+    let Resolver { sets, lists, mut found, .. } = resolver;
     if !found.is_empty() {
         diagnostic::sort(&mut found);
         return Err(found);
@@ -77,6 +118,7 @@ pub fn load(files: &[SourceFile]) -> Result<Loaded, Vec<Diagnostic>> {
     let policy =
         Policy { files: files.iter().map(|file| file.path.clone()).collect(), defaults, rules, tests };
     let mut warnings = lint::lint(&policy, &raw, &sets);
+    warnings.extend(lists.warnings);
     diagnostic::sort(&mut warnings);
     Ok(Loaded { policy, warnings })
 }
@@ -254,8 +296,79 @@ impl<'a> Sets<'a> {
     }
 }
 
+/// The lists that rules name.
+struct Lists {
+    by_path: HashMap<PathBuf, Arc<AddrSet>>,
+    warnings: Vec<Diagnostic>,
+}
+
+impl Lists {
+    /// Reads them; what is wrong with them is told once, by whoever names them first.
+    fn new(files: &[SourceFile], raw: &[RawFile], found: &mut Vec<Diagnostic>) -> Self {
+        let mut lists = Self { by_path: HashMap::new(), warnings: Vec::new() };
+        for rule in raw.iter().flat_map(|file| &file.rules) {
+            let Some(name) = rule.peers_file.as_ref().filter(|name| !name.value.is_empty()) else { continue };
+            let policy = files.get(name.place.file).map_or(Path::new(""), |file| file.path.as_path());
+            let path = list_path(policy, &name.value);
+            if lists.by_path.contains_key(&path) {
+                continue;
+            }
+            let of_path =
+                |(_, file): &(usize, &SourceFile)| file.kind != SourceKind::Policy && file.path == path;
+            let unreadable = |why: &str| {
+                Diagnostic::error(Code::Unreadable, name.place, format!("{}: {why}", path.display()))
+                    .help("`peers_file` is relative to the folder of the policy file")
+            };
+            let addresses = match files.iter().enumerate().find(of_path) {
+                Some((index, file)) if file.kind == SourceKind::List => lists.read(index, file, name, found),
+                Some((_, file)) => {
+                    found.push(unreadable(&file.text));
+                    AddrSet::default()
+                }
+                None => {
+                    found.push(unreadable("was not read"));
+                    AddrSet::default()
+                }
+            };
+            lists.by_path.insert(path, Arc::new(addresses));
+        }
+        lists
+    }
+
+    fn read(
+        &mut self,
+        index: usize,
+        file: &SourceFile,
+        name: &At<String>,
+        found: &mut Vec<Diagnostic>,
+    ) -> AddrSet {
+        let mut list = list::read(index, &file.text);
+        let is_right = list.found.is_empty();
+        found.append(&mut list.found);
+        let (addresses, covered) = list.addresses();
+        if is_right && addresses.is_empty() {
+            let message = format!("{} lists no address", file.path.display());
+            self.warnings.push(
+                Diagnostic::warning(Code::EmptySet, name.place, message)
+                    .help("a rule whose peers are this list matches nothing"),
+            );
+        }
+        if let Some((number, line)) = covered {
+            let (entries, are) = if number == 1 { ("entry", "is") } else { ("entries", "are") };
+            let message = format!(
+                "{}: {number} {entries} {are} part of others in the list, line {line} first",
+                file.path.display()
+            );
+            self.warnings.push(Diagnostic::warning(Code::DuplicatePeers, name.place, message));
+        }
+        addresses
+    }
+}
+
 struct Resolver<'a> {
     sets: Sets<'a>,
+    lists: Lists,
+    now: Moment,
     found: Vec<Diagnostic>,
 }
 
@@ -272,8 +385,19 @@ impl Resolver<'_> {
         Some(self.sets.union(list))
     }
 
-    fn rule(&mut self, rule: &RawRule) -> Rule {
-        let listed = self.list(rule.peers.as_ref());
+    /// The peers that a rule lists itself and in a file.
+    fn listed(&mut self, file: &Path, rule: &RawRule) -> Option<Arc<AddrSet>> {
+        let own = self.list(rule.peers.as_ref());
+        let name = rule.peers_file.as_ref().filter(|name| !name.value.is_empty());
+        let list = name.and_then(|name| self.lists.by_path.get(&list_path(file, &name.value)).cloned());
+        match (own, list) {
+            (Some(own), Some(list)) => Some(Arc::new(own.plus(&list))),
+            (own, list) => own.or(list),
+        }
+    }
+
+    fn rule(&mut self, file: &Path, rule: &RawRule) -> Rule {
+        let listed = self.listed(file, rule);
         let except = self.list(rule.except.as_ref());
         let local = self.list(rule.local.as_ref());
         let peers = match &except {
@@ -295,6 +419,8 @@ impl Resolver<'_> {
             local,
             ports,
             comment: rule.comment.clone(),
+            expires: rule.expires.as_ref().map(|expires| expires.value),
+            expired: rule.expires.as_ref().is_some_and(|expires| expires.value <= self.now),
             trust: rule.trust,
             enabled: rule.enabled,
             place: rule.header,

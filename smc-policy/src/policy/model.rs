@@ -9,7 +9,7 @@ use std::{
 use serde::{Serialize, Serializer};
 use smc_policy_common::query::{Addr, Direction, Query};
 
-use super::{address::AddrSet, ranges::RangeSet};
+use super::{address::AddrSet, moment::Moment, ranges::RangeSet};
 
 /// May a connection negotiate SMC?
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -136,6 +136,10 @@ pub struct Rule {
     pub ports: Option<RangeSet<u16>>,
     /// Why it exists.
     pub comment: Option<String>,
+    /// From then on it matches nothing.
+    pub expires: Option<Moment>,
+    /// Whether that moment had passed when the policy was read.
+    pub expired: bool,
     /// Exempt from the quarantine (allow rules only).
     pub trust: bool,
     /// A rule that is not enabled matches nothing.
@@ -145,9 +149,19 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// Enabled and not expired: it may match.
+    pub fn is_active(&self) -> bool {
+        self.enabled && !self.expired
+    }
+
+    /// Whether it has expired since the policy was read: it still matches, until the policy is read again.
+    pub fn is_overdue(&self, now: Moment) -> bool {
+        self.is_active() && self.expires.is_some_and(|expires| expires <= now)
+    }
+
     /// Does this rule decide `query` if no earlier one does?
     pub fn matches(&self, query: &Query) -> bool {
-        self.enabled
+        self.is_active()
             && self.direction.contains(query.direction)
             && self.peers.as_ref().is_none_or(|peers| peers.contains(query.peer))
             && self.local.as_ref().is_none_or(|local| local.contains(query.local))

@@ -13,6 +13,7 @@ use super::{
     config,
     diagnostic::{Code, Diagnostic},
     model::{Action, Directions, Place},
+    moment::Moment,
     parse::{self, ParseError},
     reader::{At, Reader, number},
 };
@@ -71,10 +72,13 @@ pub(super) struct RawRule {
     pub(super) action: Action,
     pub(super) direction: Directions,
     pub(super) peers: Option<List>,
+    /// The file as written; empty: reported.
+    pub(super) peers_file: Option<At<String>>,
     pub(super) except: Option<List>,
     pub(super) local: Option<List>,
     pub(super) ports: Option<Ports>,
     pub(super) comment: Option<String>,
+    pub(super) expires: Option<At<Moment>>,
     pub(super) trust: bool,
     pub(super) enabled: bool,
 }
@@ -259,16 +263,6 @@ fn ports(reader: &mut Reader, rule: &DeTable<'_>) -> Option<Ports> {
 
 fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: Range<usize>) -> RawRule {
     reader.only(rule, &RULE_KEYS, "a rule");
-    for (key, later) in [
-        ("peers_file", "write the list under [sets], or as `peers`"),
-        ("expires", "take the rule out when its time has come"),
-    ] {
-        if let Some((key_text, _)) = rule.get_key_value(key) {
-            let message = format!("`{key}` is not supported by this version");
-            let place = reader.place(key_text.span());
-            reader.report(Diagnostic::error(Code::Unsupported, place, message).help(later));
-        }
-    }
     let name = reader.string(rule, "name");
     match &name {
         Some(name) => check_name(reader, name, "a rule", rule_name),
@@ -288,10 +282,16 @@ fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: Range<usize>) -> Raw
     }
     let direction = reader.word(rule, "direction", &DIRECTIONS);
     let peers = rule_list(reader, rule, "peers", "to match every peer");
+    let peers_file = reader.string(rule, "peers_file");
+    if let Some(file) = peers_file.as_ref().filter(|file| file.value.is_empty()) {
+        let finding = Diagnostic::error(Code::BadValue, file.place, "`peers_file` is empty");
+        reader.report(finding.help("name a file, or leave `peers_file` out to match every peer"));
+    }
     let except = rule_list(reader, rule, "except", "if nothing is carved out");
     let local = rule_list(reader, rule, "local", "to match every local address");
     let ports = ports(reader, rule);
     let comment = reader.string(rule, "comment");
+    let expires = expires(reader, rule);
     let trust = reader.boolean(rule, "trust");
     if let (Some(trust), Some(At { value: Action::Deny, .. })) = (&trust, &action)
         && trust.value
@@ -310,13 +310,50 @@ fn read_rule(reader: &mut Reader, rule: &DeTable<'_>, span: Range<usize>) -> Raw
         action: action.map_or(Action::Deny, |action| action.value),
         direction: direction.map_or(Directions::Both, |direction| direction.value),
         peers,
+        peers_file,
         except,
         local,
         ports,
+        expires,
         comment: comment.map(|comment| comment.value),
         trust: trust.is_some_and(|trust| trust.value),
         enabled: enabled.is_none_or(|enabled| enabled.value),
     }
+}
+
+fn expires(reader: &mut Reader, rule: &DeTable<'_>) -> Option<At<Moment>> {
+    const FORM: &str = "written 2027-01-31T00:00:00Z, without quotes";
+    let value = rule.get("expires")?;
+    let DeValue::Datetime(written) = value.get_ref() else {
+        reader.wrong_type("`expires`", value, "a date with time and offset", FORM.to_owned());
+        return None;
+    };
+    let moment = Moment::parse(&written.to_string());
+    if moment.is_none() {
+        let (what, help) = if written.date.is_none() || written.time.is_none() {
+            ("needs a date and a time", FORM.to_owned())
+        } else if written.offset.is_none() {
+            ("needs an offset from UTC: hosts differ in their time zones", format!("{written}Z is UTC"))
+        } else {
+            ("is no moment after 1970", FORM.to_owned())
+        };
+        let place = reader.place(value.span());
+        reader.report(Diagnostic::error(Code::BadValue, place, format!("`expires` {what}")).help(help));
+    }
+    moment.map(|moment| reader.at(value.span(), moment))
+}
+
+/// The lists that a text's rules name; empty, if it cannot be read.
+pub(super) fn lists_of(text: &str) -> Vec<String> {
+    // Reading a large policy twice would cost as much again.
+    if !text.contains("peers_file") {
+        return Vec::new();
+    }
+    let (_, document) = Reader::parse(0, text);
+    let rules = document.get_ref().get("rule").and_then(|rules| rules.get_ref().as_array());
+    let rules = rules.into_iter().flat_map(|rules| rules.iter());
+    let named = rules.filter_map(|rule| rule.get_ref().as_table()?.get("peers_file")?.get_ref().as_str());
+    named.filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 fn single(

@@ -117,11 +117,11 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::policy::{SourceFile, load, render};
+    use crate::policy::{SourceFile, arbitrary, load, render};
 
     fn outcome(text: &str) -> String {
-        let files = [SourceFile { path: "p.toml".into(), text: format!("version = 1\n{text}") }];
-        render(&run_tests(&load(&files).unwrap().policy), &files, false)
+        let files = [SourceFile::policy("p.toml", format!("version = 1\n{text}"))];
+        render(&run_tests(&load(&files, arbitrary::NOW).unwrap().policy), &files, false)
     }
 
     const POLICY: &str = r#"

@@ -2,7 +2,7 @@
 
 use smc_policy_common::counters::InstanceCounters;
 
-use super::{GuardDocument, NamespaceDocument, StatusDocument};
+use super::{GuardDocument, NamespaceDocument, RuleDocument, StatusDocument};
 use crate::{
     cli::{
         output::{Output, Style, columns},
@@ -73,7 +73,12 @@ pub(super) fn of(d: &StatusDocument, out: &Output) -> String {
                 .collect::<Vec<_>>(),
         ];
         for r in &d.rules {
-            let name = if r.enabled { r.name.clone() } else { format!("{} (not enabled)", r.name) };
+            let name = match r {
+                RuleDocument { enabled: false, .. } => format!("{} (not enabled)", r.name),
+                RuleDocument { expired: true, .. } => format!("{} (expired)", r.name),
+                RuleDocument { expires: Some(expires), .. } => format!("{} (until {expires})", r.name),
+                _ => r.name.clone(),
+            };
             let from = format!("{}:{}", r.file, r.line);
             rows.push(vec![
                 String::new(),

@@ -33,7 +33,7 @@ pub fn allowed(policy: &Policy) -> Allowed {
     let mut found = Allowed::default();
     let rules = policy.rules.iter();
     let allowing = |rule: &&Rule| {
-        rule.enabled && rule.action == Action::Allow && rule.direction.contains(Direction::Outbound)
+        rule.is_active() && rule.action == Action::Allow && rule.direction.contains(Direction::Outbound)
     };
     for rule in rules.filter(allowing) {
         let Some(peers) = &rule.peers else {
@@ -111,11 +111,11 @@ fn is_allowed(policy: &Policy, ip: IpAddr, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{SourceFile, load};
+    use crate::policy::{SourceFile, arbitrary, load};
 
     fn of(text: &str) -> (Vec<String>, Vec<String>) {
-        let file = SourceFile { path: "p.toml".into(), text: format!("version = 1\n{text}") };
-        let found = allowed(&load(&[file]).unwrap().policy);
+        let file = SourceFile::policy("p.toml", format!("version = 1\n{text}"));
+        let found = allowed(&load(&[file], arbitrary::NOW).unwrap().policy);
         let shown = found.wanted.iter().map(|wanted| match &wanted.host {
             Host::Address(ip, 0) => format!("{ip} {}", wanted.port.unwrap()),
             other => panic!("{other:?}"),

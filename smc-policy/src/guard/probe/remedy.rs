@@ -36,7 +36,7 @@ mod tests {
     use smc_policy_common::query::{Addr, Direction, Query};
 
     use super::*;
-    use crate::policy::{Action, SourceFile, decide, load};
+    use crate::policy::{Action, SourceFile, arbitrary, decide, load};
 
     #[test]
     fn the_rule_is_one_and_denies_the_peer() {
@@ -49,8 +49,9 @@ mod tests {
             let Some(Remedy::Rule { toml }) = remedy(text.parse().unwrap(), &finding) else {
                 panic!("no remedy")
             };
-            let file = SourceFile { path: "p.toml".into(), text: format!("version = 1\n{toml}") };
-            let policy = load(&[file]).unwrap_or_else(|errors| panic!("{errors:?}\n{toml}")).policy;
+            let file = SourceFile::policy("p.toml", format!("version = 1\n{toml}"));
+            let policy =
+                load(&[file], arbitrary::NOW).unwrap_or_else(|errors| panic!("{errors:?}\n{toml}")).policy;
             let query = |port| Query { peer, local: peer, port, direction: Direction::Outbound };
             assert_eq!(decide(&policy, &query(443)).action, Action::Deny);
             assert_eq!(decide(&policy, &query(444)).action, Action::Allow);

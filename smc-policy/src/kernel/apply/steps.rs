@@ -137,7 +137,14 @@ impl<'a> Apply<'a> {
 
     /// Does the record say the same policy, enforced the same way?
     fn is_same(&self, record: &Record) -> bool {
+        let same_rules = |(policy, _): (Policy, _)| {
+            let expired = |policy: &Policy| policy.rules.iter().map(|rule| rule.expired).collect::<Vec<_>>();
+            expired(&policy) == expired(self.request.policy)
+        };
         record.digest == record::digest(self.request.sources)
+            // The same texts say something else once a rule has expired.
+            && (self.request.policy.rules.iter().all(|rule| rule.expires.is_none())
+                || record.policy().is_some_and(same_rules))
             && record.config == *self.request.config
             && record.hook == self.scope.hook
     }

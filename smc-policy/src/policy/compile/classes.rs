@@ -120,10 +120,10 @@ fn is_mapped(first: u128, last: u128) -> bool {
 }
 
 impl<'a> Classifier<'a> {
-    /// Over the enabled rules of a policy.
+    /// Over the active rules of a policy.
     pub(super) fn new(policy: &'a Policy) -> Result<Self, CompileError> {
-        let enabled = policy.rules.iter().enumerate().filter(|(_, rule)| rule.enabled);
-        Self::over(policy, enabled.map(|(index, _)| index).collect())
+        let active = policy.rules.iter().enumerate().filter(|(_, rule)| rule.is_active());
+        Self::over(policy, active.map(|(index, _)| index).collect())
     }
 
     /// Over these rules of a policy, indices ascending.

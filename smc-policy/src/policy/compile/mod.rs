@@ -1,6 +1,7 @@
 //! Compiles a policy to the tables that the kernel searches (layout: `smc_policy_common::table`).
 
 mod classes;
+mod flips;
 mod layout;
 mod matrix;
 mod sweep;
@@ -10,6 +11,7 @@ use smc_policy_common::{
     table::{self, MAX_CELLS, Verdict},
 };
 
+pub use self::flips::{Flip, FlipsError, flips};
 use self::{classes::Classifier, layout::Cells};
 use super::{
     decide::By,

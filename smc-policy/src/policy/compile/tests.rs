@@ -14,7 +14,7 @@ use crate::policy::{
 };
 
 fn policy(text: &str) -> Policy {
-    match load(&[SourceFile { path: "p.toml".into(), text: text.to_owned() }]) {
+    match load(&[SourceFile::policy("p.toml", text.to_owned())], arbitrary::NOW) {
         Ok(loaded) => loaded.policy,
         Err(found) => panic!("{found:#?}\n{text}"),
     }
@@ -54,6 +54,8 @@ fn rule(name: usize, peers: AddrSet) -> Rule {
         local: None,
         ports: None,
         comment: None,
+        expires: None,
+        expired: false,
         trust: false,
         enabled: true,
         place: Place { file: 0, start: 0, end: 0, line: 1 },
@@ -117,7 +119,7 @@ proptest! {
             }
         }
         let expected: Vec<Dead> = deciding.iter().enumerate()
-            .filter(|(index, first)| policy.rules[*index].enabled && !first.contains(index))
+            .filter(|(index, first)| policy.rules[*index].is_active() && !first.contains(index))
             .map(|(rule, first)| {
                 let mut deciders: Vec<usize> = first.iter().copied().collect();
                 deciders.sort_unstable();

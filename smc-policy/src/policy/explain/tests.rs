@@ -5,8 +5,8 @@ use super::*;
 use crate::policy::{SourceFile, arbitrary, load, parse};
 
 fn policy(text: &str) -> Policy {
-    let file = SourceFile { path: "p.toml".into(), text: format!("version = 1\n{text}") };
-    load(&[file]).unwrap().policy
+    let file = SourceFile::policy("p.toml", format!("version = 1\n{text}"));
+    load(&[file], arbitrary::NOW).unwrap().policy
 }
 
 const POLICY: &str = r#"
@@ -182,7 +182,7 @@ proptest! {
     #[test]
     fn every_connection_is_in_exactly_one_region_and_decided_as_it_says(seed in any::<u64>()) {
         let text = arbitrary::policy(seed);
-        let policy = load(&[SourceFile { path: "p.toml".into(), text }]).unwrap().policy;
+        let policy = load(&[SourceFile::policy("p.toml", text)], arbitrary::NOW).unwrap().policy;
         for (at, query) in arbitrary::connections(&policy, seed, 40).into_iter().filter(|query| query.port != 0).enumerate() {
             let question = Question {
                 peer: query.peer,

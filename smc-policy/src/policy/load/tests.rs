@@ -12,18 +12,14 @@ use crate::policy::{
 };
 
 fn files(texts: &[&str]) -> Vec<SourceFile> {
-    let name = |at: usize| ["a.toml", "b.toml", "c.toml"][at].into();
-    texts
-        .iter()
-        .enumerate()
-        .map(|(at, text)| SourceFile { path: name(at), text: (*text).to_owned() })
-        .collect()
+    let name = |at: usize| ["a.toml", "b.toml", "c.toml"][at];
+    texts.iter().enumerate().map(|(at, text)| SourceFile::policy(name(at), (*text).to_owned())).collect()
 }
 
 /// Everything that is wrong, as printed.
 fn wrong(texts: &[&str]) -> String {
     let files = files(texts);
-    match load(&files) {
+    match load(&files, arbitrary::NOW) {
         Ok(_) => "nothing".to_owned(),
         Err(found) => render(&found, &files, false),
     }
@@ -33,7 +29,7 @@ fn wrong(texts: &[&str]) -> String {
 fn wrong_lines(lines: &str) -> String {
     let text = format!("version = 1\n[[rule]]\nname = \"r\"\naction = \"allow\"\n{lines}\n");
     let files = files(&[&text]);
-    let found = load(&files).map(|loaded| loaded.warnings).unwrap_or_else(|found| found);
+    let found = load(&files, arbitrary::NOW).map(|loaded| loaded.warnings).unwrap_or_else(|found| found);
     let words = |found: &Diagnostic| {
         let help = found.help.as_ref().map(|help| format!(" ({help})")).unwrap_or_default();
         format!("{}{help}", found.record(&files))
@@ -43,12 +39,13 @@ fn wrong_lines(lines: &str) -> String {
 
 fn policy(texts: &[&str]) -> Policy {
     let files = files(texts);
-    load(&files).unwrap_or_else(|found| panic!("{}", render(&found, &files, false))).policy
+    load(&files, arbitrary::NOW).unwrap_or_else(|found| panic!("{}", render(&found, &files, false))).policy
 }
 
 fn warnings(texts: &[&str]) -> String {
     let files = files(texts);
-    let loaded = load(&files).unwrap_or_else(|found| panic!("{}", render(&found, &files, false)));
+    let loaded =
+        load(&files, arbitrary::NOW).unwrap_or_else(|found| panic!("{}", render(&found, &files, false)));
     assert!(loaded.warnings.iter().all(|lint| lint.severity == Severity::Warning && lint.code.is_lint()));
     render(&loaded.warnings, &files, false)
 }
@@ -120,7 +117,7 @@ expect = "deny"
 
 #[test]
 fn no_file_allows_everything() {
-    assert_eq!(load(&[]).unwrap().policy, Policy::default());
+    assert_eq!(load(&[], arbitrary::NOW).unwrap().policy, Policy::default());
 }
 
 #[test]
@@ -131,6 +128,154 @@ fn equal_sets_are_shared() {
     ]);
     let peers = |rule: usize| policy.rules[rule].peers.as_ref().unwrap();
     assert!(Arc::ptr_eq(peers(0), peers(1)));
+}
+
+#[test]
+fn lists_are_read_from_where_the_policy_file_is() {
+    let text = "version = 1\n[[rule]]\nname = \"x\"\naction = \"deny\"\npeers = [\"192.0.2.1\"]\npeers_file = \"lists/cdn.txt\"\n\
+                [[rule]]\nname = \"y\"\naction = \"allow\"\npeers_file = \"/srv/all.txt\"\n";
+    let policy_file = SourceFile::policy("/etc/p.d/a.toml", text);
+    let wanted = lists(std::slice::from_ref(&policy_file));
+    assert_eq!(wanted, ["/etc/p.d/lists/cdn.txt", "/srv/all.txt"].map(PathBuf::from));
+    let files = [
+        policy_file,
+        SourceFile::list(&wanted[0], "10.0.0.0/8 # all of it\n\n2001:db8::/32\n"),
+        SourceFile::list(&wanted[1], "# nobody yet\n"),
+    ];
+    let Loaded { policy, warnings } = load(&files, arbitrary::NOW).unwrap();
+    let peers = |rule: usize| {
+        let ranges = policy.rules[rule].peers.as_ref().unwrap().ranges().map(|range| range.to_string());
+        ranges.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(peers(0), "10.0.0.0/8 192.0.2.1 2001:db8::/32");
+    assert_eq!(peers(1), "");
+    assert_snapshot!(render(&warnings, &files, false), @r#"
+    warning[never-matches]: rule `y` can never match: its `peers` are empty
+     --> /etc/p.d/a.toml:7:1
+      |
+    7 | [[rule]]
+      | ^^^^^^^^
+    
+    warning[empty-set]: /srv/all.txt lists no address
+      --> /etc/p.d/a.toml:10:14
+       |
+    10 | peers_file = "/srv/all.txt"
+       |              ^^^^^^^^^^^^^^
+       |
+       = help: a rule whose peers are this list matches nothing
+    "#);
+}
+
+#[test]
+fn wrong_lines_of_lists_stand_beside_other_errors() {
+    let text = "version = 1\n[[rule]]\nname = \"x\"\naction = \"deni\"\npeers_file = \"l.txt\"\n[[rule]]\nname = \"y\"\n\
+                action = \"deny\"\npeers_file = \"./l.txt\"\n[[rule]]\nname = \"z\"\naction = \"deny\"\npeers_file = \"m.txt\"\n";
+    let unread = SourceFile { kind: SourceKind::Unread, ..SourceFile::list("m.txt", "no such file") };
+    let list = |path: &str| SourceFile::list(path, "192.0.2.1\n192.0.2.256\n");
+    let files = [SourceFile::policy("a.toml", text), list("l.txt"), unread];
+    assert_eq!(lists(&files), ["l.txt", "m.txt"].map(PathBuf::from));
+    assert_snapshot!(render(&load(&files, arbitrary::NOW).unwrap_err(), &files, false), @r#"
+    error[bad-value]: `action` is "allow" or "deny", not "deni"
+     --> a.toml:4:10
+      |
+    4 | action = "deni"
+      |          ^^^^^^
+      |
+      = help: did you mean "deny"?
+
+    error[unreadable]: m.txt: no such file
+      --> a.toml:13:14
+       |
+    13 | peers_file = "m.txt"
+       |              ^^^^^^^
+       |
+       = help: `peers_file` is relative to the folder of the policy file
+
+    error[address]: `192.0.2.256` is not an address, a network or a range
+     --> l.txt:2:1
+      |
+    2 | 192.0.2.256
+      | ^^^^^^^^^^^
+      |
+      = help: an IPv4 address has four numbers from 0 to 255, a network is written 10.0.0.0/8
+    "#);
+}
+
+#[test]
+fn entries_of_a_list_that_others_cover_are_told_once() {
+    let text = "version = 1\n[[rule]]\nname = \"x\"\naction = \"deny\"\npeers_file = \"l.txt\"\n[[rule]]\nname = \"y\"\n\
+                action = \"deny\"\nports = [1]\npeers_file = \"l.txt\"\n";
+    let list = SourceFile::list("l.txt", "192.0.2.0/24\n192.0.2.1\n192.0.2.1\n");
+    let found = load(&[SourceFile::policy("a.toml", text), list], arbitrary::NOW).unwrap().warnings;
+    let of_list: Vec<_> = found.iter().filter(|found| found.code == Code::DuplicatePeers).collect();
+    assert_eq!(of_list.len(), 1, "{found:?}");
+    assert_eq!(of_list[0].message, "l.txt: 2 entries are part of others in the list, line 2 first");
+}
+
+#[test]
+fn a_rule_ends_when_it_expires() {
+    let text =
+        "version = 1\n[[rule]]\nname = \"x\"\naction = \"deny\"\nexpires = 2027-01-31T01:00:00+01:00\n";
+    let files = [SourceFile::policy("a.toml", text)];
+    let end = Moment::parse("2027-01-31T00:00:00Z").unwrap();
+    let before = Moment::from_unix(end.to_unix() - 1);
+    let loaded = load(&files, before).unwrap();
+    let [rule] = loaded.policy.rules.as_slice() else { panic!("one rule") };
+    assert_eq!((rule.expires, rule.is_active(), rule.is_overdue(before)), (Some(end), true, false));
+    assert!(rule.is_overdue(end), "it still matches, but should not");
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let loaded = load(&files, end).unwrap();
+    assert!(!loaded.policy.rules[0].is_active() && !loaded.policy.rules[0].is_overdue(end));
+    assert_snapshot!(render(&loaded.warnings, &files, false), @r"
+    warning[expired]: rule `x` expired at 2027-01-31T00:00:00Z: it matches nothing
+     --> a.toml:5:11
+      |
+    5 | expires = 2027-01-31T01:00:00+01:00
+      |           ^^^^^^^^^^^^^^^^^^^^^^^^^
+      |
+      = help: remove the rule, or give it more time
+    ");
+}
+
+#[test]
+fn moments_that_are_none() {
+    assert_snapshot!(wrong(&[
+        "version = 1\n[[rule]]\nname = \"a\"\naction = \"deny\"\nexpires = \"2027-01-31\"\n[[rule]]\nname = \"b\"\naction = \"deny\"\n\
+         expires = 2027-01-31\n[[rule]]\nname = \"c\"\naction = \"deny\"\nexpires = 2027-01-31T00:00:00\n[[rule]]\nname = \"d\"\n\
+         action = \"deny\"\nexpires = 1960-01-31T00:00:00Z\n",
+    ]), @r#"
+    error[wrong-type]: `expires` is a date with time and offset, not a string
+     --> a.toml:5:11
+      |
+    5 | expires = "2027-01-31"
+      |           ^^^^^^^^^^^^
+      |
+      = help: written 2027-01-31T00:00:00Z, without quotes
+
+    error[bad-value]: `expires` needs a date and a time
+     --> a.toml:9:11
+      |
+    9 | expires = 2027-01-31
+      |           ^^^^^^^^^^
+      |
+      = help: written 2027-01-31T00:00:00Z, without quotes
+
+    error[bad-value]: `expires` needs an offset from UTC: hosts differ in their time zones
+      --> a.toml:13:11
+       |
+    13 | expires = 2027-01-31T00:00:00
+       |           ^^^^^^^^^^^^^^^^^^^
+       |
+       = help: 2027-01-31T00:00:00Z is UTC
+
+    error[bad-value]: `expires` is no moment after 1970
+      --> a.toml:17:11
+       |
+    17 | expires = 1960-01-31T00:00:00Z
+       |           ^^^^^^^^^^^^^^^^^^^^
+       |
+       = help: written 2027-01-31T00:00:00Z, without quotes
+    "#);
 }
 
 #[test]
@@ -263,14 +408,6 @@ rule = "wbe"
     13 | ports = [443, 70000, "99-1", 1.5]
        |                              ^^^
 
-    error[unsupported]: `expires` is not supported by this version
-      --> a.toml:14:1
-       |
-    14 | expires = 2027-01-31T00:00:00Z
-       | ^^^^^^^
-       |
-       = help: take the rule out when its time has come
-
     error[wrong-type]: `vpc` is a list, not a string
       --> a.toml:17:7
        |
@@ -316,13 +453,13 @@ rule = "wbe"
       |
       = help: `trust` exempts peers of an allow rule from the quarantine
 
-    error[unsupported]: `peers_file` is not supported by this version
-     --> b.toml:9:1
+    error[unreadable]: lists/cdn.txt: was not read
+     --> b.toml:9:14
       |
     9 | peers_file = "lists/cdn.txt"
-      | ^^^^^^^^^^
+      |              ^^^^^^^^^^^^^^^
       |
-      = help: write the list under [sets], or as `peers`
+      = help: `peers_file` is relative to the folder of the policy file
 
     error[address]: `203.0.113.0/24` is more than one address
       --> b.toml:12:8
@@ -856,7 +993,7 @@ fn why_a_rule_never_matches() {
     let text = |rules: &str| format!("version = 1\n[sets]\nnone = []\nten = [\"10.0.0.0/8\"]\n{rules}");
     let never = |rules: &str| {
         let files = files(&[&text(rules)]);
-        let found = load(&files).unwrap().warnings;
+        let found = load(&files, arbitrary::NOW).unwrap().warnings;
         let never =
             found.iter().filter(|lint| lint.code == Code::NeverMatches).map(|lint| lint.message.clone());
         never.collect::<Vec<_>>().join("\n")
@@ -889,7 +1026,7 @@ fn a_list_with_many_repetitions_is_told_once() {
         ", \"10.0.0.1\"".repeat(1000)
     );
     let files = files(&[&text]);
-    let found = load(&files).unwrap().warnings;
+    let found = load(&files, arbitrary::NOW).unwrap().warnings;
     assert_eq!(found.len(), 8);
     assert_eq!(found[7].help.as_deref(), Some("992 more in this list"));
 }
@@ -898,7 +1035,8 @@ fn a_list_with_many_repetitions_is_told_once() {
 fn as_data() {
     let files =
         files(&["version = 1\n[[rule]]\nname = \"é\"\naction = \"deny\"\npeers = [\"é\", \"10.0.0.1/8\"]\n"]);
-    let records: Vec<_> = load(&files).unwrap_err().iter().map(|found| found.record(&files)).collect();
+    let records: Vec<_> =
+        load(&files, arbitrary::NOW).unwrap_err().iter().map(|found| found.record(&files)).collect();
     assert_snapshot!(serde_json::to_string_pretty(&records).unwrap(), @r#"
     [
       {
@@ -942,7 +1080,7 @@ proptest! {
     fn any_text_is_read_or_refused(text in "\\PC{0,200}", lines in "([a-z]{0,8} ?[=\\[\\]\"{},.0-9@/:-]{0,12}\n?){0,20}") {
         for text in [text, lines] {
             let files = files(&[&text]);
-            let found = load(&files).map(|loaded| loaded.warnings).unwrap_or_else(|found| found);
+            let found = load(&files, arbitrary::NOW).map(|loaded| loaded.warnings).unwrap_or_else(|found| found);
             let records: Vec<_> = found.iter().map(|found| found.record(&files).to_string()).collect();
             prop_assert_eq!(records.is_empty(), render(&found, &files, true).is_empty());
         }
@@ -956,7 +1094,7 @@ proptest! {
         for _ in 0..4 {
             let text = arbitrary::mutate(&(text.clone() + tests), random);
             let files = files(&[&text, "version = 1\n[sets]\ns0 = [\"@s1\"]\n"]);
-            match load(&files) {
+            match load(&files, arbitrary::NOW) {
                 Ok(loaded) => { run_tests(&loaded.policy); }
                 Err(found) => {
                     prop_assert!(!found.is_empty());

@@ -10,7 +10,7 @@ use crate::policy::{
 };
 
 fn file(text: &str) -> [SourceFile; 1] {
-    [SourceFile { path: "config.toml".into(), text: text.to_owned() }]
+    [SourceFile::policy("config.toml", text.to_owned())]
 }
 
 /// Everything that is wrong or odd, as printed.
