@@ -9,7 +9,6 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,9 +22,9 @@ use smc_policy::{
         record::{self, Overrides, Record},
     },
     policy::{
-        Action, Config, Defaults, Directions, Moment, Place, Policy, Rule, Settings, SourceFile,
-        address::{AddrRange, AddrSet, from_ip, to_ip},
-        compile, load, parse, run_tests,
+        Config, Moment, Settings, SourceFile,
+        address::{from_ip, to_ip},
+        compile, load, run_tests,
     },
 };
 use smc_policy_common::query::{Addr, Direction, Query};
@@ -194,16 +193,19 @@ impl Steps {
 fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) -> Result<()> {
     let mut steps = Steps::new();
     let text = fs::read_to_string(file)?;
-    let sources = [SourceFile::policy(file, text)];
-    steps.done("read");
-    let policy = match form {
-        Form::Toml => {
-            let loaded =
-                load(&sources, Moment::default()).map_err(|found| format!("{} findings", found.len()))?;
-            loaded.policy
+    let sources = match form {
+        Form::Toml => vec![SourceFile::policy(file, text)],
+        Form::Lines => {
+            let name = file.display();
+            let policy = format!(
+                "version = 1\n[[rule]]\nname = \"listed\"\naction = \"deny\"\npeers_file = \"{name}\"\n"
+            );
+            vec![SourceFile::policy("listed.toml", policy), SourceFile::list(file, text)]
         }
-        Form::Lines => from_lines(&sources[0])?,
     };
+    steps.done("read");
+    let policy =
+        load(&sources, Moment::default()).map_err(|found| format!("{} findings", found.len()))?.policy;
     steps.done("load");
     if !run_tests(&policy).is_empty() {
         return Err("a test failed".into());
@@ -252,40 +254,6 @@ fn put_in_force(form: Form, file: &Path, run: &Path, pins: &Path, peer: &str) ->
     }
     steps.print();
     Ok(())
-}
-
-/// What reading a list of networks costs without TOML around it.
-fn from_lines(source: &SourceFile) -> Result<Policy> {
-    let (mut v4, mut v6) = (Vec::new(), Vec::new());
-    for line in source.text.lines() {
-        match parse::addresses(line)? {
-            AddrRange::V4(lo, hi) => v4.push((lo, hi)),
-            AddrRange::V6(lo, hi) => v6.push((lo, hi)),
-        }
-    }
-    let peers = Some(Arc::new(AddrSet::new(v4, v6)));
-    let rule = Rule {
-        name: "listed".to_owned(),
-        action: Action::Deny,
-        direction: Directions::Both,
-        listed: peers.clone(),
-        except: None,
-        peers,
-        local: None,
-        ports: None,
-        comment: None,
-        expires: None,
-        expired: false,
-        trust: false,
-        enabled: true,
-        place: Place { file: 0, start: 0, end: 0, line: 1 },
-    };
-    Ok(Policy {
-        files: vec![source.path.clone()],
-        defaults: Defaults::default(),
-        rules: vec![rule],
-        tests: Vec::new(),
-    })
 }
 
 // ---- the peers

@@ -77,6 +77,20 @@ fn examples_of_the_language_reference_are_as_it_says() {
     assert!(right >= 4 && wrong >= 3, "{right} right, {wrong} wrong");
 }
 
+/// A policy with its list: the block after it, whose first line says which file it is.
+#[test]
+fn the_example_of_a_list_is_right() {
+    let text = fs::read_to_string(root().join("docs/policy.md")).unwrap();
+    let blocks = blocks(&text);
+    let at = blocks.iter().position(|(info, _)| *info == "toml,files").unwrap();
+    let (policy, list) = (&blocks[at].1, &blocks[at + 1].1);
+    let (path, _) = list.trim_start_matches("# ").split_once(':').unwrap();
+    let files = [SourceFile::policy("web.toml", policy), SourceFile::list(path, list)];
+    assert_eq!(said(&files), "");
+    let policy = load(&files, record::now()).unwrap().policy;
+    assert_eq!(policy.rules[0].peers.as_ref().unwrap().len(), 3);
+}
+
 #[test]
 fn examples_of_the_readme_are_policies() {
     let (right, _) = check_examples("README.md", "web.toml", said);

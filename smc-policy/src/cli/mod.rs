@@ -17,6 +17,7 @@ mod live;
 mod monitor;
 mod outcome;
 mod output;
+mod plan;
 mod probe;
 mod quarantine;
 mod question;
@@ -55,6 +56,8 @@ struct Common {
 enum Verb {
     /// Check policy files and run their [[test]] blocks. Needs no privilege.
     Check(check::CheckArguments),
+    /// Show what `apply` would change: rules, and the connections whose verdict turns over.
+    Plan(plan::PlanArguments),
     /// Put a policy in force.
     Apply(apply::ApplyArguments),
     /// Return to the policy that was in force before.
@@ -80,6 +83,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     let mut out = Output::new(common.json);
     let result = match verb {
         Verb::Check(a) => check::run(&paths, &a, &mut out),
+        Verb::Plan(a) => plan::run(&paths, &a, &mut out),
         Verb::Apply(a) => apply::run(&paths, &a, &mut out),
         Verb::Rollback(a) => rollback::run(&paths, &a, &mut out),
         Verb::Status(a) => status::run(&paths, &a, &mut out),

@@ -226,7 +226,7 @@ const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
 
 /// Test binaries that run once by smc_hs_ctrl and once by tc.
-const BY_BOTH_HOOKS: [&str; 14] = [
+const BY_BOTH_HOOKS: [&str; 15] = [
     "echoes",
     "guard",
     "guard_canary",
@@ -234,6 +234,7 @@ const BY_BOTH_HOOKS: [&str; 14] = [
     "guard_matrix",
     "guard_wire",
     "killed",
+    "language",
     "main_job",
     "monitor",
     "quarantine",

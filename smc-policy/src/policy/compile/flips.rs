@@ -86,6 +86,9 @@ impl<'a> Side<'a> {
 /// A stretch of an axis that neither policy cuts.
 type Part<K> = (K, K);
 
+/// For each part of the ports: what was decided and is decided now, if that differs.
+type Row = Vec<Option<(Decision, Decision)>>;
+
 /// What turns over for the peers of a pair of classes.
 #[derive(PartialEq, Eq, Hash)]
 struct Turn<K> {
@@ -195,7 +198,7 @@ fn turned<K: Key>(
     for parts in by_classes.into_values() {
         let Some((first, _)) = parts.first() else { continue };
         for direction in [Direction::Outbound, Direction::Inbound] {
-            let mut rows: HashMap<Vec<Option<(Decision, Decision)>>, Vec<Part<K>>> = HashMap::new();
+            let mut rows: HashMap<Row, Vec<Part<K>>> = HashMap::new();
             for local in &locals {
                 let turns = |port: &Part<u16>| {
                     let query = Query { peer: addr(*first), local: addr(local.0), port: port.0, direction };
