@@ -199,9 +199,10 @@ pub(super) fn files_differ(paths: &Paths, record: &Record) -> bool {
 fn overdue(policy: &Policy, now: Moment, apply: &str) -> Option<String> {
     let rules = policy.rules.iter().filter(|rule| rule.is_overdue(now));
     let names: Vec<String> = rules.map(|rule| format!("`{}`", rule.name)).collect();
-    let (rule, have) = if names.len() == 1 { ("rule", "has") } else { ("rules", "have") };
+    let (rule, have, decide) =
+        if names.len() == 1 { ("rule", "has", "decides") } else { ("rules", "have", "decide") };
     (!names.is_empty()).then(|| {
-        format!("the {rule} {} {have} expired and still decide: {apply} ends that", names.join(", "))
+        format!("the {rule} {} {have} expired and still {decide}: {apply} ends that", names.join(", "))
     })
 }
 
