@@ -3,7 +3,7 @@ use smc_policy_common::quarantine::Cause;
 use super::*;
 use crate::{
     guard::quarantine::Store,
-    policy::{SourceFile, load},
+    policy::{SourceFile, arbitrary, load},
 };
 
 const POLICY: &str = r#"
@@ -25,8 +25,8 @@ ports = [80, 443]
 
 /// What is printed about connections to a peer whose services are all in quarantine.
 fn told(port: Option<u16>, records: &[Record]) -> String {
-    let file = SourceFile { path: "p.toml".into(), text: POLICY.into() };
-    let policy = load(&[file]).unwrap().policy;
+    let file = SourceFile::policy("p.toml", POLICY);
+    let policy = load(&[file], arbitrary::NOW).unwrap().policy;
     let question =
         Question { peer: Addr::v4(0xc000_0201), port, local: None, direction: Some(Direction::Outbound) };
     let answer = explain(&policy, &question, &records.iter().map(held).collect::<Vec<_>>());
