@@ -85,7 +85,12 @@ impl fmt::Display for Meeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let result = match &self.result {
             Ok(_) => "ok".to_owned(),
-            Err(error) => format!("{:?}", error.kind()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EPROTO) => "EPROTO".to_owned(),
+                Some(libc::ETIMEDOUT) => "ETIMEDOUT".to_owned(),
+                Some(libc::ECONNRESET) => "ECONNRESET".to_owned(),
+                _ => format!("{:?}", error.kind()),
+            },
         };
         let reason = self.reason().map_or("-".to_owned(), |reason| format!("{reason:#010x}"));
         let got = match self.got.strip_suffix(HELLO) {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use smc_policy::kernel::guard::{Quarantine, Store, now};
 use smc_policy_common::quarantine::{COMMANDED_ENTRIES, Entry, Key};
 use smc_policy_common::query::Addr;
-use smc_policy_tests::lab::{assert_denied, assert_smc, listen};
+use smc_policy_tests::lab::{assert_denied, assert_smc, is_smc, listen};
 use smc_policy_tests::{Kind, Lab, Need, Run, eventually, exchange, needs, needs_hook};
 
 const ALLOW: &str = "version = 1\n[[rule]]\nname = \"all\"\naction = \"allow\"\n";
@@ -77,15 +77,24 @@ fn what_is_added_is_denied_at_once_until_it_is_removed_or_ends() {
             assert_denied(kind, None, &held);
             quarantine(lab, &["flush"]).ok();
             assert_smc(kind, None, &held);
-            quarantine(lab, &["add", ip, "--for", "4s"]).ok();
-            assert_denied(kind, None, &held);
-            eventually("the entry ends", || exchange(kind, None, &held).is_ok_and(|o| o.is_smc()));
-            assert_eq!(json_of(lab, &["list"])["entries"][0]["expires_in"], 0);
             // Without a port: all entries of the address.
             quarantine(lab, &["add", &peer]).ok();
+            quarantine(lab, &["add", ip]).ok();
             assert_eq!(json_of(lab, &["remove", ip])["changed"], 2);
             assert_smc(kind, None, &held);
         }
+        let peers = [(Kind::AfSmc, "127.0.0.2"), (Kind::AfSmc6, "fd00:5::2")];
+        let held = peers.map(|(kind, ip)| {
+            let listener = listen(kind, ip);
+            quarantine(lab, &["add", ip, "--for", "4s"]).ok();
+            assert_denied(kind, None, &listener);
+            (kind, listener)
+        });
+        for (kind, listener) in &held {
+            eventually("the entry ends", || exchange(*kind, None, listener).is_ok_and(|o| is_smc(&o)));
+        }
+        let list = json_of(lab, &["list"]);
+        assert_eq!([0, 1].map(|at| list["entries"][at]["expires_in"].clone()), [0, 0], "{list:#}");
     });
 }
 
