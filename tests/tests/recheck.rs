@@ -15,8 +15,8 @@ use smc_policy_tests::{Half, Kind, Lab, Need, Run, needs, needs_hook};
 
 const ALLOW: &str = "version = 1\n[[rule]]\nname = \"all\"\naction = \"allow\"\n";
 const SECOND: u64 = 1_000_000_000;
-/// Probes on a machine that does other work too.
-const QUICK: [&str; 4] = ["--rate", "1000", "--timeout", "2s"];
+/// The peers do not answer pings, which are waited for as long.
+const QUICK: [&str; 4] = ["--rate", "1000", "--timeout", "1s"];
 
 fn kernel(lab: &Lab) -> Quarantine {
     Quarantine::open(&lab.pins()).unwrap().expect("a quarantine")

@@ -77,8 +77,12 @@ impl Quarantine {
     /// # Errors
     /// As [`Self::put`]; then the first of them may be in.
     pub fn put_all(&self, store: Store, entries: &[(Key, Entry)]) -> Result<(), KernelError> {
-        let keys: Vec<u8> = entries.iter().flat_map(|(key, _)| key_bytes(*key)).collect();
-        let values: Vec<u8> = entries.iter().flat_map(|(_, entry)| entry_bytes(entry)).collect();
+        let mut keys = Vec::with_capacity(entries.len() * size_of::<Key>());
+        let mut values = Vec::with_capacity(entries.len() * size_of::<Entry>());
+        for (key, entry) in entries {
+            keys.extend_from_slice(&key_bytes(*key));
+            values.extend_from_slice(&entry_bytes(entry));
+        }
         written(sys::map_update_batch(self.map(store), &keys, &values))?;
         self.set_flag(flag_of(store), 1)
     }
@@ -205,47 +209,51 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     })
 }
 
-fn key_bytes(key: Key) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(size_of::<Key>());
-    bytes.extend(key.peer.hi.to_ne_bytes());
-    bytes.extend(key.peer.lo.to_ne_bytes());
-    bytes.extend(key.port.to_ne_bytes());
-    bytes.extend(key.reserved.to_ne_bytes());
+// Whole arrays: there may be 65,536 of them.
+
+fn key_bytes(key: Key) -> [u8; size_of::<Key>()] {
+    let mut bytes = [0; size_of::<Key>()];
+    bytes[..8].copy_from_slice(&key.peer.hi.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&key.peer.lo.to_ne_bytes());
+    bytes[16..20].copy_from_slice(&key.port.to_ne_bytes());
+    bytes[20..].copy_from_slice(&key.reserved.to_ne_bytes());
     bytes
 }
 
 fn key_of(bytes: &[u8]) -> Option<Key> {
-    let mut words = words(bytes);
-    let peer = Addr { hi: words.next()?, lo: words.next()? };
-    let half = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
-    Some(Key { peer, port: half(16)?, reserved: half(20)? })
+    let peer = Addr { hi: long(bytes, 0)?, lo: long(bytes, 8)? };
+    Some(Key { peer, port: half(bytes, 16)?, reserved: half(bytes, 20)? })
 }
 
-fn entry_bytes(entry: &Entry) -> Vec<u8> {
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes)
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+fn entry_bytes(entry: &Entry) -> [u8; size_of::<Entry>()] {
     let Entry { until, first_seen, last_seen, count, span, .. } = *entry;
-    let mut bytes = Vec::with_capacity(size_of::<Entry>());
-    for word in [until, first_seen, last_seen] {
-        bytes.extend(word.to_ne_bytes());
+    let mut bytes = [0; size_of::<Entry>()];
+    for (at, word) in [until, first_seen, last_seen].into_iter().enumerate() {
+        bytes[at * 8..at * 8 + 8].copy_from_slice(&word.to_ne_bytes());
     }
-    bytes.extend(count.to_ne_bytes());
-    bytes.extend(span.to_ne_bytes());
-    bytes.extend([entry.cause, entry.directions, entry.evidence_length]);
-    bytes.push(entry.resets);
-    bytes.extend(entry.reserved);
-    bytes.extend(entry.evidence);
+    bytes[24..28].copy_from_slice(&count.to_ne_bytes());
+    bytes[28..32].copy_from_slice(&span.to_ne_bytes());
+    bytes[32..36].copy_from_slice(&[entry.cause, entry.directions, entry.evidence_length, entry.resets]);
+    bytes[36..40].copy_from_slice(&entry.reserved);
+    bytes[40..].copy_from_slice(&entry.evidence);
     bytes
 }
 
 fn entry_of(bytes: &[u8]) -> Option<Entry> {
-    let mut words = words(bytes);
-    let [until, first_seen, last_seen] = [words.next()?, words.next()?, words.next()?];
-    let half = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
     Some(Entry {
-        until,
-        first_seen,
-        last_seen,
-        count: half(24)?,
-        span: half(28)?,
+        until: long(bytes, 0)?,
+        first_seen: long(bytes, 8)?,
+        last_seen: long(bytes, 16)?,
+        count: half(bytes, 24)?,
+        span: half(bytes, 28)?,
         cause: *bytes.get(32)?,
         directions: *bytes.get(33)?,
         evidence_length: *bytes.get(34)?,
