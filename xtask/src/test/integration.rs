@@ -32,6 +32,8 @@ pub(crate) struct Suite {
     /// Test binaries by name, which is also the first part of their tests' names.
     binaries: BTreeMap<String, PathBuf>,
     program: PathBuf,
+    /// All of them without what only debuggers use.
+    stripped: BTreeMap<PathBuf, PathBuf>,
 }
 
 impl Suite {
@@ -48,7 +50,9 @@ impl Suite {
         if binaries.is_empty() {
             return Err(Error::new(format!("package {PACKAGE} has no tests")));
         }
-        Ok(Self { binaries, program })
+        let stripped = binaries.values().chain([&program]).map(|path| Ok((path.clone(), stripped(path)?)));
+        let stripped = stripped.collect::<Result<_>>()?;
+        Ok(Self { binaries, program, stripped })
     }
 
     /// Runs the tests here. What this host lacks is skipped, whatever it is.
@@ -72,8 +76,14 @@ impl Suite {
         Ok(tally)
     }
 
-    /// Runs the tests of one host in a lab kernel.
-    pub(crate) fn in_kernel(&self, row: &Row, cache: &Cache, settings: &Settings) -> Result<Tally> {
+    /// Runs the tests of one host in a lab kernel. `label`: how lines of its output begin.
+    pub(crate) fn in_kernel(
+        &self,
+        row: &Row,
+        cache: &Cache,
+        settings: &Settings,
+        label: &str,
+    ) -> Result<Tally> {
         let kernel = kernel::ready(row, cache)?;
         println!("{}: Linux {}", row.name, kernel.version);
         let mut job = self.job(row, settings, "run-tests", |name| !is_for_two(name))?;
@@ -81,10 +91,10 @@ impl Suite {
         if policies.is_dir() {
             job.trees.push((policies, format!("{JOB_DIR}/policies")));
         }
-        let mut output = Vec::new();
+        let (mut lines, mut output) = (Lines::new(label), Vec::new());
         let outcome = machine(&kernel, settings, job).run(&AtomicBool::new(false), &mut |bytes| {
             output.extend_from_slice(bytes);
-            crate::lab::print(bytes);
+            crate::lab::print(&lines.whole(bytes));
         })?;
         let mut tally = of_machine(row, &output, outcome);
         tally.place = format!("Linux {}", kernel.version);
@@ -92,7 +102,7 @@ impl Suite {
     }
 
     /// Runs the tests of two hosts in two joined machines with a lab kernel: the same tests in both, each in its role.
-    pub(crate) fn in_two(&self, row: &Row, cache: &Cache, settings: &Settings) -> Result<Tally> {
+    pub(crate) fn in_two(&self, row: &Row, cache: &Cache, settings: &Settings, label: &str) -> Result<Tally> {
         let kernel = kernel::ready(row, cache)?;
         println!("{}: Linux {}, two machines", row.name, kernel.version);
         let job = |role: &str| {
@@ -101,7 +111,7 @@ impl Suite {
             Ok(machine(&kernel, settings, job))
         };
         let (shown, outcomes) = machine::again_if_it_may_pass(|| {
-            let mut shown = ROLES.map(|role| (Lines::new(role), Vec::new()));
+            let mut shown = ROLES.map(|role| (Lines::new(&format!("{label}{role}: ")), Vec::new()));
             let print = &mut |machine: usize, bytes: &[u8]| {
                 let (lines, output) = &mut shown[machine];
                 output.extend_from_slice(bytes);
@@ -131,12 +141,12 @@ impl Suite {
             ..Job::default()
         };
         job.environment.insert("SMC_POLICY_SKIPS".into(), format!("{RESULTS_DIR}/skips"));
-        job.files.push((stripped(&self.program)?, "/bin/smc-policy".into()));
+        job.files.push((self.stripped(&self.program), "/bin/smc-policy".into()));
         let arguments: Vec<String> =
             harness_arguments(settings).iter().map(|word| shell::quote(word)).collect();
         let mut script = String::new();
         for (name, path) in self.binaries.iter().filter(|(name, _)| wanted(name)) {
-            job.files.push((stripped(path)?, format!("{JOB_DIR}/{name}")));
+            job.files.push((self.stripped(path), format!("{JOB_DIR}/{name}")));
             // Two hosts say what they have measured.
             let shown = if is_for_two(name) { " --nocapture" } else { "" };
             let run = format!("./{name} {}{shown}", arguments.join(" "));
@@ -147,10 +157,14 @@ impl Suite {
                 script.push_str(&scripted(&name, &by_tc));
             }
         }
-        let script_path = paths::workspace().join("target/lab").join(script_name);
+        let script_path = paths::workspace().join("target/lab").join(format!("{script_name}-{}", row.name));
         files::write_whole(&script_path, script.as_bytes())?;
         job.files.push((script_path, format!("{JOB_DIR}/run-tests")));
         Ok(job)
+    }
+
+    fn stripped(&self, executable: &Path) -> PathBuf {
+        self.stripped.get(executable).map_or(executable, PathBuf::as_path).to_owned()
     }
 }
 
@@ -180,7 +194,7 @@ fn machine<'a>(kernel: &'a Kernel, settings: &Settings, job: Job) -> Machine<'a>
     Machine {
         kernel,
         memory: kernel.row.memory,
-        time_limit: Duration::from_secs(if settings.full { 5400 } else { 1800 }),
+        time_limit: Duration::from_secs(if settings.full { 7200 } else { 3000 }),
         wire: None,
         job,
     }
@@ -195,15 +209,15 @@ fn of_machine(row: &Row, output: &[u8], outcome: Outcome) -> Tally {
     tally
 }
 
-/// Output of one of two machines, a line at a time and with its role, so that the two can be told apart.
+/// Output of one of several machines, a line at a time and each with a label, so that they can be told apart.
 struct Lines {
-    role: &'static str,
+    label: String,
     begun: Vec<u8>,
 }
 
 impl Lines {
-    fn new(role: &'static str) -> Self {
-        Self { role, begun: Vec::new() }
+    fn new(label: &str) -> Self {
+        Self { label: label.to_owned(), begun: Vec::new() }
     }
 
     /// The lines that these bytes make whole.
@@ -212,8 +226,7 @@ impl Lines {
         for byte in bytes {
             self.begun.push(*byte);
             if *byte == b'\n' {
-                out.extend_from_slice(self.role.as_bytes());
-                out.extend_from_slice(b": ");
+                out.extend_from_slice(self.label.as_bytes());
                 out.append(&mut self.begun);
             }
         }
@@ -339,7 +352,7 @@ mod tests {
 
     #[test]
     fn lines_of_two_machines_are_told_apart() {
-        let mut lines = Lines::new("client");
+        let mut lines = Lines::new("client: ");
         let parts = [b"a".as_slice(), b"b\n\nc", b"d\n"].map(|bytes| lines.whole(bytes));
         assert_eq!(
             parts.map(|part| String::from_utf8(part).unwrap()),
