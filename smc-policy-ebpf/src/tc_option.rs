@@ -28,20 +28,27 @@ const WORDS: usize = BYTES / 8;
 #[repr(C)]
 pub struct Options {
     words: [u64; WORDS],
-    magics: [u32; 1 + EXTRA_MAGICS],
+    /// Beside the standard one. Where there are fewer: that again.
+    magics: [u32; EXTRA_MAGICS],
     length: u32,
     at: u32,
-    found: u32,
-    signed: u32,
-    /// Length of the canary met first; 0: there is none.
-    canary: u32,
-    /// Its nonce, if it has one.
+    /// [`FOUND`], [`SIGNED`], and the length of the canary met first; 0: there is none.
+    seen: u32,
+    /// The canary's nonce, if it has one.
     nonce: u32,
     /// Checksum of the words as they were, negated.
     sum_before: u32,
-    /// No byte is padding: older verifiers want all of what a function is given to be written.
-    rest: u32,
 }
+
+// No byte is padding: older verifiers want all of what a function is given to be written. And the stack is small.
+const _: () = assert!(size_of::<Options>() == BYTES + 4 * (EXTRA_MAGICS + 5));
+
+/// In [`Options::seen`]: an SMC option.
+const FOUND: u32 = 1 << 8;
+/// In [`Options::seen`]: TCP-AO.
+const SIGNED: u32 = 1 << 9;
+/// In [`Options::seen`]: the canary's length.
+const CANARY: u32 = 0xff;
 
 impl Options {
     /// None yet. Made in place, as the stack is small, and word by word: compiled to a call of memset, the verifier
@@ -54,17 +61,14 @@ impl Options {
             for i in 0..WORDS {
                 (&raw mut (*this).words[i]).write_volatile(0);
             }
-            for i in 0..1 + EXTRA_MAGICS {
+            for i in 0..EXTRA_MAGICS {
                 (&raw mut (*this).magics[i]).write_volatile(SMC_MAGIC);
             }
             (&raw mut (*this).length).write_volatile(0);
             (&raw mut (*this).at).write_volatile(0);
-            (&raw mut (*this).found).write_volatile(0);
-            (&raw mut (*this).signed).write_volatile(0);
-            (&raw mut (*this).canary).write_volatile(0);
+            (&raw mut (*this).seen).write_volatile(0);
             (&raw mut (*this).nonce).write_volatile(0);
             (&raw mut (*this).sum_before).write_volatile(0);
-            (&raw mut (*this).rest).write_volatile(0);
             &mut *this
         }
     }
@@ -95,7 +99,7 @@ impl Options {
             match table.cell(H_MAGICS + extra as u32) {
                 Some(0) | None => {}
                 Some(pair) => {
-                    self.magics[1 + extra] = if answer { (pair >> 32) as u32 } else { pair as u32 };
+                    self.magics[extra] = if answer { (pair >> 32) as u32 } else { pair as u32 };
                 }
             }
         }
@@ -104,19 +108,19 @@ impl Options {
             bpf_csum_diff(self.words.as_mut_ptr().cast(), MOST, core::ptr::null_mut(), 0, 0) as u32
         };
         smcpol_walk(self);
-        self.found != 0
+        self.seen & FOUND != 0
     }
 
     /// Whether TCP-AO signs the options. (The older MD5 signature does not cover them: RFC 2385, 2.0.)
     #[inline(always)]
     pub fn is_signed(&self) -> bool {
-        self.signed != 0
+        self.seen & SIGNED != 0
     }
 
     /// The canary, after [`Self::blank`].
     #[inline(always)]
     pub fn canary(&self) -> Canary {
-        match self.canary as u8 {
+        match (self.seen & CANARY) as u8 {
             0 => Canary::None,
             CANARY_SHORT => Canary::Short,
             _ => Canary::Long(self.nonce),
@@ -182,11 +186,12 @@ impl Options {
             return false;
         }
         if kind == AUTHENTICATION {
-            self.signed = 1;
+            self.seen |= SIGNED;
         }
         let is_ours = kind == EXPERIMENTAL && self.is_canary(at, length);
-        if is_ours && self.canary == 0 {
-            self.canary = length;
+        if is_ours && self.seen & CANARY == 0 {
+            // 4 or 8.
+            self.seen |= length;
             if length == u32::from(CANARY_LENGTH) {
                 self.nonce = self.word(at + 4);
             }
@@ -197,7 +202,7 @@ impl Options {
             && length % 2 == 0
             && self.is_magic(at + 2);
         if is_smc {
-            self.found = 1;
+            self.seen |= FOUND;
         }
         if is_smc || is_ours {
             let mut i = 0;
@@ -224,7 +229,7 @@ impl Options {
     #[inline(always)]
     fn is_magic(&self, at: u32) -> bool {
         let magic = self.word(at);
-        let mut found = false;
+        let mut found = magic == SMC_MAGIC;
         for known in self.magics {
             found |= known == magic;
         }

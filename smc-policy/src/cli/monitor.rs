@@ -10,7 +10,7 @@ use std::{
 
 use clap::Args;
 use serde::Serialize;
-use smc_policy_common::event::{Event, KINDS, Kind};
+use smc_policy_common::event::{Event, KINDS, Kind, RING_BYTES};
 
 use super::{
     outcome::{Done, Exit, Failure},
@@ -130,6 +130,9 @@ pub(super) fn run(paths: &Paths, arguments: &MonitorArguments, out: &mut Output)
     session.run(reader, signals.as_fd())
 }
 
+/// Most events that are printed in one go: as many as the ring holds.
+const BATCH: usize = RING_BYTES as usize / Event::BYTES;
+
 /// Why it goes on or ends.
 #[derive(PartialEq, Eq)]
 enum Go {
@@ -220,11 +223,14 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Shows all that there is.
+    /// Shows what there is, so much of it that the lease can be moved on in between.
     fn show(&mut self, reader: &mut Reader) -> Result<Go, Failure> {
         let clock = keep::clock();
         let mut text = String::new();
-        while self.shown < self.most {
+        for _ in 0..BATCH {
+            if self.shown >= self.most {
+                break;
+            }
             let Some(event) = reader.take() else { break };
             let Some(line) = Line::of(&event, &clock, self.names.by(&event)) else { continue };
             self.shown += 1;
