@@ -84,6 +84,18 @@ InstanceCounters {
     kept_echoes,
     /// Connections whose SYN-ACK lost the SMC option and that the peer reset before it had sent anything.
     reset_blanked,
+    /// Allowed connections of this host that got something else than a CLC message for an answer.
+    no_clc,
+    /// Those that got none in time.
+    silences,
+    /// Those that the peer reset or closed instead.
+    resets,
+    /// Allowed connections, both directions, that fell back to TCP because RDMA did not work.
+    rdma_failures,
+    /// Silences and resets that put no known peer into quarantine because too large a share of them is in it.
+    storm_reports,
+    /// Failures that observe mode only counted: they would have put a peer into quarantine, or led to it.
+    observed_failures,
 }
 }
 

@@ -11,6 +11,7 @@ pub mod canary;
 pub mod counters;
 pub mod echoed;
 pub mod event;
+pub mod learner;
 pub mod quarantine;
 pub mod query;
 pub mod siphash;

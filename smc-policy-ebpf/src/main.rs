@@ -5,6 +5,7 @@
 //! | `hs_ctrl.rs` | the two callbacks of the kernel's `smc_hs_ctrl` (struct_ops) |
 //! | `tc.rs` | take the SMC option out of SYNs, and out of SYN-ACKs that return our mark (tc): `tc_packet.rs` finds the SYN, `tc_option.rs` the option, `tc_socket.rs` whose it is |
 //! | `sock_ops.rs` | marks the SYNs that are allowed (sock_ops); `canary.rs` says with what |
+//! | `learner.rs` | learn from how negotiations end (fexit and tracepoint of the smc module) |
 //! | `quarantine.rs` | no program: the quarantine that the programs share |
 //! | `events.rs` | no program: what is told to whoever reads |
 //! | `query.rs` | judges the connections in a test run's packet: how user space asks the tables in force |
@@ -18,6 +19,7 @@ mod canary;
 mod decision;
 mod events;
 mod hs_ctrl;
+mod learner;
 mod maps;
 mod quarantine;
 mod query;

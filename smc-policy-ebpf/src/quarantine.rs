@@ -10,6 +10,7 @@ use smc_policy_common::{
     canary::Opening,
     echoed::{ADDRESSES, Echoed},
     event::{Event, WANTS_GUARD},
+    learner::evidence_length,
     quarantine::{
         COMMANDED_ENTRIES, Cause, ECHO_SPAN, Entry, FLAG_COMMANDED, FLAG_LEARNED, FLAGS, Key,
         LEARNED_ENTRIES, Learned, next_span,
@@ -196,6 +197,116 @@ pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
                 resets: 0,
                 reserved: [0; 4],
                 evidence: [EXPERIMENTAL, length, exid_0, exid_1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0],
+            };
+            let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
+            // SAFETY: as above.
+            unsafe {
+                (*count).inserted += u64::from(inserted);
+                (*count).refused += u64::from(!inserted);
+            }
+            if inserted && events::are_wanted(WANTS_GUARD) {
+                events::smcpol_entered(&key, &entry, 0);
+            }
+        }
+    }
+    // After the entry: whoever sees the flag finds it.
+    if let Some(flag) = FLAG.get_ptr_mut(FLAG_LEARNED) {
+        // SAFETY: an element of the map, 8 bytes and aligned; others may store to it at any time.
+        unsafe { flag.write_volatile(1) };
+    }
+    0
+}
+
+/// The learned entry of exactly this key, whether it holds or not.
+#[inline(always)]
+pub fn learned(key: &Key) -> Option<&'static Entry> {
+    // SAFETY: an element of the map, not null; one that is written meanwhile is the old or the new one, or for a moment parts
+    // of both.
+    LEARNED.get_ptr(key).map(|entry| unsafe { &*entry })
+}
+
+/// Counts a cause of an entry that holds already.
+#[inline(always)]
+pub fn met_again(key: &Key, now: u64) {
+    if let Some(entry) = LEARNED.get_ptr_mut(key) {
+        // SAFETY: an element of the map, not null. Two CPUs at once may cost a count.
+        unsafe {
+            (*entry).last_seen = now;
+            (*entry).count = (*entry).count.wrapping_add(1);
+        }
+    }
+}
+
+/// What an entry is to say.
+pub struct Held {
+    /// Why.
+    pub cause: Cause,
+    /// [`Entry::OUTBOUND`], [`Entry::INBOUND`].
+    pub directions: u8,
+    /// Seconds from now.
+    pub span: u32,
+    /// The first bytes that the peer sent, big-endian.
+    pub evidence: u64,
+}
+
+impl Held {
+    /// Makes it, or makes the one that is there say it.
+    #[inline(always)]
+    pub fn hold(&self, key: &Key) {
+        let Self { cause, directions, span, evidence } = *self;
+        let how = u64::from(key.port as u16)
+            | (cause as u64) << 16
+            | u64::from(directions) << 24
+            | u64::from(span) << 32;
+        smcpol_hold(key.peer.hi, key.peer.lo, how, evidence);
+    }
+}
+
+/// As a global function, like `smcpol_learn`. `how`: the port, the cause from bit 16 on, the directions from bit 24 on, the
+/// span from bit 32 on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn smcpol_hold(peer_hi: u64, peer_lo: u64, how: u64, evidence: u64) -> u64 {
+    let key = Key::new(Addr { hi: peer_hi, lo: peer_lo }, how as u16);
+    let (cause, directions, span) = ((how >> 16) as u8, (how >> 24) as u8, (how >> 32) as u32);
+    // SAFETY: takes no argument.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let until = now.wrapping_add(u64::from(span) * 1_000_000_000);
+    let evidence_length = evidence_length(evidence);
+    let [a, b, c, d, e, f, g, h] = evidence.to_be_bytes();
+    let evidence = [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0];
+    let Some(count) = COUNT.get_ptr_mut(0) else { return 0 };
+    match LEARNED.get_ptr_mut(&key) {
+        Some(entry) => {
+            // SAFETY: elements of the maps, not null. Two CPUs that learn the same at once may cost a count; the times
+            // that they write are the same but for moments.
+            unsafe {
+                (*entry).span = span;
+                (*entry).until = until;
+                (*entry).last_seen = now;
+                (*entry).count = (*entry).count.wrapping_add(1);
+                (*entry).cause = cause;
+                (*entry).directions |= directions;
+                (*entry).evidence_length = evidence_length;
+                (*entry).evidence = evidence;
+                (*count).renewed += 1;
+            }
+            if events::are_wanted(WANTS_GUARD) {
+                events::smcpol_entered(&key, entry, Event::RENEWED.into());
+            }
+        }
+        None => {
+            let entry = Entry {
+                until,
+                first_seen: now,
+                last_seen: now,
+                count: 1,
+                span,
+                cause,
+                directions,
+                evidence_length,
+                evidence,
+                ..Entry::default()
             };
             let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
             // SAFETY: as above.

@@ -46,9 +46,22 @@ offsets! {
     OFF_REQ_TIMEOUT;
     /// `inet_request_sock.req.rsk_timer.expires`, unsigned long, jiffies.
     OFF_REQ_EXPIRES;
+    /// `sock_common.skc_net.net`, a pointer.
+    OFF_NET;
+    /// `net.net_cookie`, u64.
+    OFF_NET_COOKIE;
+    /// `socket.sk`, a pointer.
+    OFF_SOCKET_SK;
+    /// `smc_sock.clcsock`, a pointer: the TCP socket under it.
+    OFF_CLCSOCK;
+    /// `smc_sock.listen_smc`, a pointer: the listening socket that it came by.
+    OFF_LISTEN_SMC;
+    /// `smc_sock.peer_diagnosis`, u32: why the peer declined.
+    OFF_PEER_DIAGNOSIS;
 }
 
 const AF_INET: u16 = 2;
+const AF_INET6: u16 = 10;
 
 /// A pointer to a kernel struct that starts with `sock_common`, as a program's context hands it over.
 #[derive(Clone, Copy)]
@@ -110,9 +123,53 @@ impl Sock {
         }
     }
 
+    /// The cookie of its network namespace.
+    #[inline(always)]
+    pub fn network_cookie(self) -> u64 {
+        Self(self.read(&OFF_NET)).read(&OFF_NET_COOKIE)
+    }
+
     #[inline(always)]
     fn v6(self, offset: &Global<u32>) -> Addr {
         let [hi, lo]: [u64; 2] = self.read(offset);
         Addr { hi: u64::from_be(hi), lo: u64::from_be(lo) }
+    }
+}
+
+/// A pointer to a `smc_sock` (net/smc/smc.h).
+#[derive(Clone, Copy)]
+pub struct Smc(Sock);
+
+impl Smc {
+    /// Argument `n` of a tracing program. `None`: it is null, which the kernel does not rule out for tracepoints.
+    ///
+    /// # Safety
+    /// `ctx` is the context of a tracing program whose argument `n` is such a pointer.
+    #[inline(always)]
+    pub unsafe fn from_argument(ctx: *mut core::ffi::c_void, n: usize) -> Option<Self> {
+        // SAFETY: the context of a tracing program is an array of 8-byte arguments too.
+        let sock = unsafe { Sock::from_argument(ctx, n) };
+        if sock.0.is_null() { None } else { Some(Self(sock)) }
+    }
+
+    /// The TCP socket at `offset`, [`OFF_CLCSOCK`]. `None`: it has gone. (Whatever pointer on the way is null or stale, the
+    /// kernel reads zeros or what is there instead of faulting.)
+    #[inline(always)]
+    pub fn tcp(self, offset: &Global<u32>) -> Option<Sock> {
+        let socket = Sock(self.0.read(offset));
+        let sock = Sock(socket.read(&OFF_SOCKET_SK));
+        matches!(sock.read::<u16>(&OFF_FAMILY), AF_INET | AF_INET6).then_some(sock)
+    }
+
+    /// Why the peer declined; 0: it did not.
+    #[inline(always)]
+    pub fn peer_diagnosis(self) -> u32 {
+        self.0.read(&OFF_PEER_DIAGNOSIS)
+    }
+
+    /// Whether the pointer at `offset` is not null.
+    #[inline(always)]
+    pub fn is_set(self, offset: &Global<u32>) -> bool {
+        self.0.read::<u64>(offset) != 0
     }
 }

@@ -65,7 +65,7 @@ static SOCKETS: SocketStorage = SocketStorage(UnsafeCell::new(Definition {
     pinning: 0,
 }));
 
-/// The network namespaces in which SYNs are marked, by cookie; 0: in all.
+/// The network namespaces in which SYNs are marked and negotiations are learned from, by cookie; 0: all.
 #[map(name = "smcpol_netns")]
 static NAMESPACES: HashMap<u64, u32> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
@@ -193,8 +193,15 @@ fn connect(ops: *mut bpf_sock_ops) {
 /// Whether it is in a namespace in which SYNs are marked.
 #[inline(always)]
 fn is_covered(ops: *mut bpf_sock_ops) -> bool {
-    // SAFETY: the context; the values are not used.
-    unsafe { NAMESPACES.get(&0).is_some() || NAMESPACES.get(&bpf_get_netns_cookie(ops.cast())).is_some() }
+    // SAFETY: the context.
+    is_covered_cookie(unsafe { bpf_get_netns_cookie(ops.cast()) })
+}
+
+/// Whether the guard works in the network namespace with this cookie.
+#[inline(always)]
+pub fn is_covered_cookie(cookie: u64) -> bool {
+    // SAFETY: the values are not used.
+    unsafe { NAMESPACES.get(&0).is_some() || NAMESPACES.get(&cookie).is_some() }
 }
 
 /// Whether it is about a SYN of a socket that is marked: its storage.

@@ -53,15 +53,32 @@ pub enum Behaviour {
     Fin,
     /// Resets on the first data.
     Rst,
+    /// Answers as an SMC server that wants TCP.
+    Decline,
 }
 
 impl Behaviour {
-    /// All of them.
+    /// All that no SMC server shows.
     pub const ALL: [Self; 6] = [Self::Silent, Self::Echo, Self::Http, Self::Banner, Self::Fin, Self::Rst];
 }
 
 /// What [`Behaviour::Banner`] says.
 pub const BANNER: &[u8] = b"SSH-2.0-echo_peer\r\n";
+
+/// What [`Behaviour::Decline`] says: a CLC decline (`smc_clc_msg_decline`, net/smc/smc_clc.h) for want of a device.
+pub const DECLINE: [u8; 28] = {
+    let mut decline = [0; 28];
+    let head: [u8; 8] = [0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x10];
+    let mut at = 0;
+    while at < 8 {
+        decline[at] = head[at];
+        at += 1;
+    }
+    // From byte 16 on the reason, at the end the eyecatcher again.
+    (decline[16], decline[17]) = (3, 7);
+    (decline[24], decline[25], decline[26], decline[27]) = (0xe2, 0xd4, 0xc3, 0xd9);
+    decline
+};
 
 /// A SYN that came.
 #[derive(Debug, Clone)]
@@ -256,6 +273,12 @@ impl EchoPeer {
         of_port.flat_map(|(_, connection)| connection.received.clone()).collect()
     }
 
+    /// Whether the host has ended the connection of its port `port`.
+    #[must_use]
+    pub fn is_ended(&self, port: u16) -> bool {
+        self.state().connections.iter().any(|((from, _), connection)| *from == port && connection.is_over)
+    }
+
     /// Sends a packet to the host.
     ///
     /// # Panics
@@ -378,7 +401,8 @@ impl State {
             return vec![packet];
         }
         let Some(connection) = self.connections.get_mut(&segment.ports) else { return vec![] };
-        if segment.flags & RST != 0 || connection.is_over {
+        connection.is_over |= segment.flags & RST != 0;
+        if connection.is_over {
             return vec![];
         }
         let mut packets = Vec::new();
@@ -399,6 +423,10 @@ impl State {
             match behaviour {
                 Behaviour::Silent | Behaviour::Banner => say(connection, ACK, &[]),
                 Behaviour::Echo => say(connection, PSH | ACK, &segment.data),
+                Behaviour::Decline if connection.received.len() == segment.data.len() => {
+                    say(connection, PSH | ACK, &DECLINE);
+                }
+                Behaviour::Decline => say(connection, ACK, &[]),
                 Behaviour::Http => {
                     say(
                         connection,

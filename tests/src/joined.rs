@@ -11,13 +11,13 @@ use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Failure, Half, Kind, Listener, SIZES, Transport};
-use crate::sys;
+use crate::{command, sys, ueid};
 
 /// For the other machine to boot and for its longest step.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -25,6 +25,8 @@ const LIMIT: Duration = Duration::from_secs(180);
 const PORT: u16 = 7;
 /// The device that joins them.
 pub const DEVICE: &str = "eth0";
+/// The RDMA device over it.
+pub const RDMA: &str = "rxe0";
 
 /// What this host is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +153,23 @@ impl Joined {
         assert!(line.ends_with('\n'), "the other host gave up");
         let line = line.trim_end();
         line.parse().unwrap_or_else(|_| panic!("the other host says {line:?}"))
+    }
+
+    /// Sees to what SMC-R takes at both hosts: an RDMA device over the joining network, called [`RDMA`], and a UEID. Connects
+    /// to `port` until it is SMC-R.
+    ///
+    /// # Panics
+    /// When it does not become that.
+    pub fn set_up_smc_r(&mut self, port: u16) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            ueid::ensure().expect("a UEID");
+            // Another binary's tests in this machine may have made it.
+            let _ = command::run("rdma", &["link", "add", RDMA, "type", "rxe", "netdev", DEVICE]);
+        });
+        // SMC hears of a new device by and by.
+        let is_ready = |_| self.connect(Kind::AfSmc, Role::Server.addresses()[0], port).is_smc_r();
+        assert!((0..10).any(is_ready), "no SMC-R");
     }
 
     /// Makes a connection between sockets of this kind and uses it. What both ends say about it, the same on both hosts.

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 pub mod attaching;
 pub mod capture;
+pub mod clc;
 pub mod command;
 pub mod connection;
 pub mod counting;

@@ -32,6 +32,8 @@ pub enum Need {
     SmcDiag,
     /// SMC connections over shared memory inside this machine.
     SmcD,
+    /// A device by which clients wait for a server's CLC accept ([`crate::clc`]).
+    ClcDevice,
     /// `net.smc.hs_ctrl` (Linux 6.19).
     HsCtrl,
     /// What the tests of this run enforce policies by ([`crate::hook`]), and SMC sockets.
@@ -98,6 +100,15 @@ impl Need {
                 Hook::HsCtrl => Self::HsCtrl.is_met() && Self::IpprotoSmc.is_met() && Self::SmcD.is_met(),
                 Hook::Tc => Self::Smc.is_met(),
             },
+            // SMC of 6.1 does not find the software device of RDMA.
+            Self::ClcDevice => {
+                static IS_MADE: OnceLock<bool> = OnceLock::new();
+                let made = || {
+                    ip("link add name d type dummy\n")?;
+                    command::run("rdma", &["link", "add", "rxe-need", "type", "rxe", "netdev", "d"])
+                };
+                Self::SmcD.is_met() || is_kernel_since(6, 12) && *IS_MADE.get_or_init(|| in_namespace(made))
+            }
             Self::HsCtrl => Path::new("/proc/sys/net/smc/hs_ctrl").exists(),
             Self::NoHsCtrl => !Self::HsCtrl.is_met(),
             Self::Modules => Path::new("/proc/modules").exists(),
@@ -149,6 +160,7 @@ impl fmt::Display for Need {
             Self::IpprotoSmc => "IPPROTO_SMC",
             Self::SmcDiag => "SMC_DIAG",
             Self::SmcD => "SMC-D",
+            Self::ClcDevice => "a device for CLC",
             Self::Hook if crate::hook() == Hook::Tc => "SMC",
             Self::Hook | Self::HsCtrl => "hs_ctrl",
             Self::NoHsCtrl => "no hs_ctrl",

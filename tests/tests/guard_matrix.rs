@@ -96,7 +96,9 @@ impl Cell {
             Behaviour::Echo => assert_eq!(meeting.said, HELLO, "{shown}"),
             Behaviour::Banner => assert_eq!(meeting.said, BANNER, "{shown}"),
             Behaviour::Http => assert!(meeting.said.starts_with(b"HTTP/1.1 400"), "{shown}: {meeting:?}"),
-            Behaviour::Silent | Behaviour::Fin | Behaviour::Rst => assert_eq!(meeting.said, b"", "{shown}"),
+            Behaviour::Silent | Behaviour::Fin | Behaviour::Rst | Behaviour::Decline => {
+                assert_eq!(meeting.said, b"", "{shown}");
+            }
         }
     }
 }

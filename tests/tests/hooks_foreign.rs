@@ -156,6 +156,10 @@ fn hooks_move_when_smc_comes() {
         assert!(json["why_tc"].as_str().unwrap().contains("SMC is not there"), "{json:#}");
         lab.home.run(["status"]).ok();
         lab.home.run(["explain", "127.0.0.2:80"]).expect_code(1);
+        let guard = &lab.status()["guard"];
+        let waits =
+            guard["not_learning"].as_str().is_some_and(|why| why.contains("waits for the module smc"));
+        assert!(guard["learns"] == false && waits, "{guard:#}");
         assert!(!is_loaded(), "nothing has loaded it");
 
         loaded.again();
@@ -173,7 +177,8 @@ fn hooks_move_when_smc_comes() {
             traffic.wait(5);
         });
         lab.assert_enforced_by(Hook::HsCtrl);
-        // Registered, it holds the module.
+        assert_eq!(lab.status()["guard"]["learns"], true, "{:#}", lab.status());
+        // Registered, it holds the module, and so does the learner.
         let refused = smc_policy_tests::command::run("rmmod", &["smc_diag"])
             .and_then(|_| smc_policy_tests::command::run("rmmod", &["smc"]));
         assert!(refused.is_err());

@@ -4,29 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
 use std::net::IpAddr;
-use std::sync::Once;
 
 use smc_policy_tests::enforce::{Enforced, Hook};
-use smc_policy_tests::joined::{DEVICE, Joined, Met, Role};
+use smc_policy_tests::joined::{Joined, Met, Role};
 use smc_policy_tests::tcp_counters::TcpErrors;
-use smc_policy_tests::{Kind, Lab, command, needs, ueid};
+use smc_policy_tests::{Kind, Lab, needs};
 
 /// Services that the policies deny, and one that they do not mention.
 const DENIED: u16 = 6001;
 const FREE: u16 = 6002;
 const DENY_ALL: &str = "[default]\noutbound = \"deny\"\ninbound = \"deny\"\n";
-
-/// An RDMA device over the joining network, and a UEID: what SMC-R takes.
-fn set_up(joined: &mut Joined) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        ueid::ensure().expect("a UEID");
-        command::output("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", DEVICE]);
-    });
-    // SMC hears of a new device by and by.
-    let is_ready = |_| joined.connect(Kind::AfSmc, Role::Server.addresses()[0], FREE).is_smc_r();
-    assert!((0..10).any(is_ready), "no SMC-R");
-}
 
 /// A socket's kind, the server's address, and what it is to be.
 type Case = (Kind, IpAddr, fn(&Met) -> bool);
@@ -64,7 +51,7 @@ fn assert_no_errors() {
 fn without_a_policy_it_is_smc_r() {
     needs!(Root, Peer, Smc, SmcDiag, IpprotoSmc);
     let mut joined = Joined::meet("without_a_policy_it_is_smc_r");
-    set_up(&mut joined);
+    joined.set_up_smc_r(FREE);
     for (kind, address, is_as_expected) in cases() {
         let met = joined.connect(kind, address, FREE);
         assert!(is_as_expected(&met), "{kind:?} to {address}: {met}");
@@ -87,7 +74,7 @@ fn denied_inbound() {
 
 fn denied(test: &str, host: Role, direction: &str) {
     let mut joined = Joined::meet(test);
-    set_up(&mut joined);
+    joined.set_up_smc_r(FREE);
     let policy = deny(direction, &format!("ports = [{DENIED}]"));
     let lab = Lab::default();
     let enforced = Enforced::nothing(&lab);
@@ -113,7 +100,7 @@ fn denied(test: &str, host: Role, direction: &str) {
 fn denied_by_address() {
     needs!(Root, Peer, Tool, Bpffs, Smc, SmcDiag);
     let mut joined = Joined::meet("denied_by_address");
-    set_up(&mut joined);
+    joined.set_up_smc_r(FREE);
     let ([server_v4, server_v6], [client_v4, _]) = (Role::Server.addresses(), Role::Client.addresses());
     let policy = match joined.role {
         Role::Client => deny("outbound", &format!("peers = [\"{server_v6}\"]")),
@@ -142,7 +129,7 @@ fn denied_by_address() {
 fn open_connections_are_left_alone() {
     needs!(Root, Peer, Tool, Bpffs, Smc, SmcDiag);
     let mut joined = Joined::meet("open_connections_are_left_alone");
-    set_up(&mut joined);
+    joined.set_up_smc_r(FREE);
     let address = Role::Server.addresses()[0];
     let before = joined.open(Kind::AfSmc, address, FREE);
     assert!(before.met.is_smc_r(), "{}", before.met);

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use smc_policy::kernel::guard::{Quarantine, Store};
 use smc_policy_tests::connection::Failure;
 use smc_policy_tests::enforce::{Enforced, Hook};
-use smc_policy_tests::joined::{DEVICE, Joined, Role};
-use smc_policy_tests::{Half, Kind, Lab, Listener, Transport, command, needs, ueid};
+use smc_policy_tests::joined::{Joined, Role};
+use smc_policy_tests::{Half, Kind, Lab, Listener, Transport, needs};
 
 const PORT: u16 = 6003;
 const ALLOW: &str = "[[rule]]\nname = \"all\"\naction = \"allow\"\n";
@@ -38,12 +38,8 @@ fn once(joined: &mut Joined, listener: Option<&Listener>, to: SocketAddr) -> (Tr
 fn smc_r_is_kept_through_a_hundred_connections() {
     needs!(Root, Peer, Tool, Bpffs, Smc, SmcDiag);
     let mut joined = Joined::meet("smc_r_is_kept_through_a_hundred_connections");
-    ueid::ensure().expect("a UEID");
-    // Another test of this machine may have made it.
-    let _ = command::run("rdma", &["link", "add", "rxe0", "type", "rxe", "netdev", DEVICE]);
+    joined.set_up_smc_r(PORT);
     let to = SocketAddr::new(Role::Server.addresses()[0], PORT);
-    let is_ready = |_| joined.connect(Kind::AfSmc, to.ip(), PORT).is_smc_r();
-    assert!((0..10).any(is_ready), "no SMC-R");
     let listener = (joined.role == Role::Server).then(|| Listener::bind(Kind::AfSmc, to));
     let lab = Lab::default();
     let enforced = Enforced::nothing(&lab);

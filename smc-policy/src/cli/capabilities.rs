@@ -168,7 +168,7 @@ mod tests {
         ipproto_smc    yes  a socket was opened
                             programs can ask for SMC by AF_SMC and by IPPROTO_SMC; a policy holds for both
         fexit_modules  yes  a program for smc_clc_wait_msg was loaded
-                            failed negotiations can be watched inside smc; this version does not do so yet
+                            the echo guard learns from failed negotiations
         fmod_ret       yes  a program for update_socket_protocol was loaded
                             programs could be given SMC without being changed; this version does not do so yet
         cgroup2        yes  /sys/fs/cgroup
@@ -208,7 +208,7 @@ mod tests {
         ipproto_smc    no       the module smc does not bring it
                                 programs can ask for SMC by AF_SMC only (smc_run), where smc is loaded; IPPROTO_SMC takes Linux 6.11
         fexit_modules  no       the kernel has no BTF
-                                failed negotiations cannot be watched inside smc; this version does not do so anyway
+                                the echo guard does not learn from failed negotiations; its canary works all the same
         fmod_ret       no       the kernel has no BTF
                                 programs get SMC by smc_run or by being changed; update_socket_protocol takes Linux 6.6 with CONFIG_MPTCP
         cgroup2        no       not mounted
@@ -248,7 +248,7 @@ mod tests {
         ipproto_smc    unknown  smc is not loaded
                                 a policy holds for sockets of either kind
         fexit_modules  unknown  not permitted here: needs CAP_BPF
-                                it can be tried as root when smc is loaded; this version does not use it yet
+                                the echo guard tries it at the first apply when smc is loaded
         fmod_ret       unknown  not permitted here: needs CAP_BPF
                                 it can be tried as root; this version does not use it yet
         cgroup2        unknown  /proc/thread-self/mounts: Permission denied (os error 13)

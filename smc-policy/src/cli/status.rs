@@ -20,7 +20,7 @@ use crate::{
         enforce::{self, Guarded, Scope},
         error::KernelError,
         events,
-        guard::{self, Counted, Quarantine},
+        guard::{self, Counted, Quarantine, learner::Learning},
         hook::{self, Hook},
         hs_ctrl::{self, Selected},
         instance::Instance,
@@ -89,6 +89,16 @@ struct GuardDocument {
     devices: usize,
     /// Devices whose SYN-ACKs are not, though they are to be.
     unguarded: Vec<String>,
+    /// Failed negotiations are learned from.
+    learns: bool,
+    /// Why they are not.
+    not_learning: Option<String>,
+    /// Peers that spoke SMC within a day or so.
+    known_peers: u32,
+    /// How many of them are in quarantine for silence or resets, as of the last one or two minutes.
+    suspected_peers: u32,
+    /// How many of them may be.
+    suspected_at_most: u32,
     /// Learned entries of the quarantine.
     learned: u64,
     /// Its entries by command.
@@ -324,8 +334,9 @@ fn guard(
     };
     let guarded = match record.config.guard {
         Guard::Off => Guarded::default(),
-        Guard::Canary => enforce::inspect_guard(&scope, instance)?,
+        Guard::Canary | Guard::Learn => enforce::inspect_guard(&scope, instance)?,
     };
+    let storm = guard::learner::stormed(&paths.pins())?;
     if record.config.guard == Guard::Canary && !record.config.observe {
         if !guarded.marks {
             let why = guard::mark::cgroup_root().err().map(|e| format!(" ({e})")).unwrap_or_default();
@@ -351,7 +362,17 @@ fn guard(
                 .to_owned(),
         );
     }
-    let Guarded { marks, unmarked, devices, unguarded } = guarded;
+    let Guarded { marks, unmarked, devices, unguarded, learning } = guarded;
+    let learns = learning == Some(Learning::On);
+    let not_learning = match learning {
+        Some(Learning::Waits) => Some(
+            "the echo guard's learner waits for the module smc: the first `smc-policy apply` after it is loaded attaches it"
+                .to_owned(),
+        ),
+        Some(Learning::Off(why)) => Some(format!("the echo guard does not learn: {why}")),
+        Some(Learning::On) | None => None,
+    };
+    notes.extend(not_learning.clone());
     let Counted { learned, commanded, evicted, refused } = counted;
     Ok(Some(GuardDocument {
         guard: record.config.guard,
@@ -360,6 +381,11 @@ fn guard(
         unmarked,
         devices,
         unguarded,
+        learns,
+        not_learning,
+        known_peers: storm.known,
+        suspected_peers: storm.held,
+        suspected_at_most: storm.at_most,
         learned,
         commanded,
         evicted,

@@ -53,9 +53,12 @@ pub struct Btf<'a> {
 
 const MAGIC: u16 = 0xeb9f;
 const KIND_INT: u32 = 1;
+const KIND_POINTER: u32 = 2;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_TYPEDEF: u32 = 8;
 const KIND_FUNC: u32 = 12;
+const KIND_PROTOTYPE: u32 = 13;
 /// Typedef, volatile, const, restrict, type tag: names or qualifies another type.
 const TRANSPARENT: [u32; 5] = [8, 9, 10, 11, 18];
 /// Longest chain of those, nesting of anonymous members: no kernel has more, and a damaged BTF may have loops.
@@ -177,8 +180,40 @@ impl<'a> Btf<'a> {
 
     /// The function called `name`, of this BTF only, not of the base.
     pub fn function(&self, name: &str) -> Option<TypeId> {
-        (self.first..self.next_id())
-            .find(|id| self.kind(*id) == Some(KIND_FUNC) && self.name(*id) == Some(name))
+        self.find(KIND_FUNC, name)
+    }
+
+    /// The typedef called `name`, of this BTF only, not of the base.
+    pub fn typedef(&self, name: &str) -> Option<TypeId> {
+        self.find(KIND_TYPEDEF, name)
+    }
+
+    fn find(&self, kind: u32, name: &str) -> Option<TypeId> {
+        (self.first..self.next_id()).find(|id| self.kind(*id) == Some(kind) && self.name(*id) == Some(name))
+    }
+
+    /// The types of the parameters of a function, or of what a pointer to functions points to; `None`: it is neither.
+    pub fn parameters(&self, id: TypeId) -> Option<Vec<TypeId>> {
+        let mut id = self.resolve(id);
+        if matches!(self.kind(id), Some(KIND_FUNC | KIND_POINTER)) {
+            id = self.resolve(self.word(id, 8)?);
+        }
+        let (btf, at) = self.record(id).filter(|_| self.kind(id) == Some(KIND_PROTOTYPE))?;
+        let number = (u32_at(&btf.data, at + 4)? & 0xffff) as usize;
+        (0..number).map(|i| u32_at(&btf.data, at + 12 + 8 * i + 4)).collect()
+    }
+
+    /// Whether the type is a pointer to the struct called `name`.
+    pub fn is_pointer_to(&self, id: TypeId, name: &str) -> bool {
+        let id = self.resolve(id);
+        let to = self.word(id, 8).filter(|_| self.kind(id) == Some(KIND_POINTER)).map(|to| self.resolve(to));
+        to.is_some_and(|to| self.kind(to) == Some(KIND_STRUCT) && self.name(to) == Some(name))
+    }
+
+    /// Whether the type is an integer of so many bytes.
+    pub fn is_integer(&self, id: TypeId, bytes: u32) -> bool {
+        let id = self.resolve(id);
+        self.kind(id) == Some(KIND_INT) && self.word(id, 8) == Some(bytes)
     }
 
     /// Size of a struct or union, bytes.
@@ -348,6 +383,15 @@ mod tests {
             let n = self.text(name);
             self.words(&[n, KIND_FUNC << 24, prototype]);
         }
+        fn pointer(&mut self, to: u32) {
+            self.words(&[0, KIND_POINTER << 24, to]);
+        }
+        fn prototype(&mut self, result: u32, parameters: &[u32]) {
+            self.words(&[0, KIND_PROTOTYPE << 24 | parameters.len() as u32, result]);
+            for parameter in parameters {
+                self.words(&[0, *parameter]);
+            }
+        }
         fn bytes(&self) -> Vec<u8> {
             let mut out = Vec::new();
             out.extend(MAGIC.to_ne_bytes());
@@ -410,6 +454,30 @@ mod tests {
     }
 
     #[test]
+    fn what_functions_take() {
+        let mut w = Writer::new(0);
+        w.int("int", 4); // 1
+        w.structure(4, "smc_sock", 4, &[("x", 1, 0)]); // 2
+        let base = Btf::parse(w.bytes(), None).unwrap();
+        let mut w = Writer::new(base.strings_end());
+        w.pointer(2); // 3
+        w.prototype(1, &[3, 1]); // 4
+        w.function("smc_wait", 4); // 5
+        w.pointer(4); // 6
+        w.typedef("btf_trace_smc", 6); // 7
+        let module = Btf::parse(w.bytes(), Some(&base)).unwrap();
+        let function = module.function("smc_wait").unwrap();
+        assert_eq!(module.parameters(function), Some(vec![3, 1]));
+        let typedef = module.typedef("btf_trace_smc").unwrap();
+        assert_eq!((typedef, module.parameters(typedef)), (7, Some(vec![3, 1])));
+        assert_eq!((module.parameters(2), module.parameters(3), module.parameters(99)), (None, None, None));
+        assert!(module.is_pointer_to(3, "smc_sock") && !module.is_pointer_to(3, "sock"));
+        assert!(!module.is_pointer_to(2, "smc_sock") && !module.is_pointer_to(6, "smc_sock"));
+        assert!(module.is_integer(1, 4) && !module.is_integer(1, 8) && !module.is_integer(3, 4));
+        assert_eq!((module.typedef("smc_wait"), base.typedef("btf_trace_smc")), (None, None));
+    }
+
+    #[test]
     fn damage_is_named() {
         let good = vmlinux();
         assert_eq!(
@@ -445,6 +513,9 @@ mod tests {
             if let Ok(btf) = Btf::parse(data, None) {
                 let _ = btf.offset("sock", "__sk_common.skc_num");
                 let _ = btf.offset("sock_common", "both");
+                for id in 0..10 {
+                    let _ = (btf.parameters(id), btf.is_pointer_to(id, "sock"), btf.is_integer(id, 4));
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::{collections::HashSet, os::fd::AsFd, path::PathBuf};
 use super::{
     current,
     error::KernelError,
-    guard,
+    guard::{self, learner::Learning},
     hook::Hook,
     hs_ctrl::{self, Selected},
     instance::{Instance, TcPrograms},
@@ -107,11 +107,21 @@ pub fn establish(
             }
         }
     }
+    if scope.config.guard != Guard::Off
+        && let Err(e) = guard_namespaces(scope, &namespaces)
+    {
+        done.gaps.push(format!("the echo guard: {e}"));
+    }
     if scope.config.guard == Guard::Canary {
-        match guard_sockets(scope, instance, &namespaces) {
+        match guard_sockets(scope, instance) {
             Ok(problems) => done.gaps.extend(problems.iter().map(|e| format!("the echo guard: {e}"))),
             Err(e) => done.gaps.push(format!("the echo guard marks no SYNs: {e}")),
         }
+    }
+    if scope.config.guard != Guard::Off {
+        let problems = guard::learner::attach(&scope.paths.pins(), instance);
+        let problems = problems.unwrap_or_else(|e| vec![e.to_string()]);
+        done.gaps.extend(problems.into_iter().map(|what| format!("the echo guard does not learn: {what}")));
     }
     Ok(done)
 }
@@ -130,29 +140,29 @@ fn guard_devices(scope: &Scope<'_>, instance: &Instance, namespaces: &[Namespace
     done.gaps.extend(gaps.into_iter().map(|gap| format!("the echo guard: {gap}")));
 }
 
+/// Says in which namespaces the guard works.
+fn guard_namespaces(scope: &Scope<'_>, namespaces: &[Namespace]) -> Result<(), KernelError> {
+    let shared = guard::Shared::ensure(&scope.paths.pins())?;
+    if scope.config.namespaces == Namespaces::All {
+        return guard::mark::set_namespaces(&shared, None);
+    }
+    // One that cannot be entered is told when it cannot be covered.
+    let cookies = namespaces.iter().filter_map(|namespace| namespace.run(sys::network_cookie).ok()?.ok());
+    guard::mark::set_namespaces(&shared, Some(&cookies.collect::<Vec<_>>()))
+}
+
 /// Where SYNs are to be marked.
 fn cgroups(config: &Config) -> Result<Vec<PathBuf>, KernelError> {
     if config.cgroups.is_empty() { Ok(vec![guard::mark::cgroup_root()?]) } else { Ok(config.cgroups.clone()) }
 }
 
-/// Marks the SYNs of the namespaces. Which cgroups that was not possible for.
-fn guard_sockets(
-    scope: &Scope<'_>,
-    instance: &Instance,
-    namespaces: &[Namespace],
-) -> Result<Vec<KernelError>, KernelError> {
+/// Marks the SYNs. Which cgroups that was not possible for.
+fn guard_sockets(scope: &Scope<'_>, instance: &Instance) -> Result<Vec<KernelError>, KernelError> {
     let pins = scope.paths.pins();
     let cgroups = cgroups(scope.config)?;
     let program = instance.mark_program()?;
     let shared = guard::Shared::ensure(&pins)?;
     guard::mark::renew_key(&shared)?;
-    if scope.config.namespaces == Namespaces::All {
-        guard::mark::set_namespaces(&shared, None)?;
-    } else {
-        // One that cannot be entered is told when it cannot be covered.
-        let cookies = namespaces.iter().filter_map(|namespace| namespace.run(sys::network_cookie).ok()?.ok());
-        guard::mark::set_namespaces(&shared, Some(&cookies.collect::<Vec<_>>()))?;
-    }
     guard::mark::attach(&pins, &cgroups, program.as_fd())
 }
 
@@ -424,10 +434,16 @@ pub fn release(paths: &Paths, keep: Option<(&Scope<'_>, &Instance)>) -> Result<R
         };
         instance.unpin_tc_programs(|program| !devices_may_have(program))?;
     }
-    if keep.is_none_or(|(scope, _)| scope.config.guard == Guard::Off) {
+    if keep.is_none_or(|(scope, _)| scope.config.guard != Guard::Canary) {
         guard::mark::detach(&paths.pins())?;
         if let Some((_, instance)) = keep {
             instance.unpin_mark_program()?;
+        }
+    }
+    if keep.is_none_or(|(scope, _)| scope.config.guard == Guard::Off) {
+        guard::learner::detach(&paths.pins())?;
+        if let Some((_, instance)) = keep {
+            instance.unpin_learn_programs()?;
         }
     }
     Ok(done)
@@ -668,6 +684,8 @@ pub struct Guarded {
     pub devices: usize,
     /// Devices whose answers are not.
     pub unguarded: Vec<String>,
+    /// Negotiations are learned from.
+    pub learning: Option<Learning>,
 }
 
 /// How the guard of the scope is in place.
@@ -676,8 +694,13 @@ pub struct Guarded {
 /// [`KernelError`].
 pub fn inspect_guard(scope: &Scope<'_>, instance: &Instance) -> Result<Guarded, KernelError> {
     let pins = scope.paths.pins();
+    let learning = Some(guard::learner::inspect(&pins, instance)?);
+    if scope.config.guard != Guard::Canary {
+        return Ok(Guarded { learning, ..Guarded::default() });
+    }
     let programs = pinned::tc_program_ids_of(&pins, instance.id())?;
-    let mut guarded = Guarded { marks: !guard::mark::attached(&pins)?.is_empty(), ..Guarded::default() };
+    let marks = !guard::mark::attached(&pins)?.is_empty();
+    let mut guarded = Guarded { marks, learning, ..Guarded::default() };
     for cgroup in &scope.config.cgroups {
         if !guard::mark::is_attached(&pins, cgroup)? {
             guarded.unmarked.push(cgroup.clone());

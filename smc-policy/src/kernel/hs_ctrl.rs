@@ -381,7 +381,8 @@ fn btf_path(name: &str) -> PathBuf {
     Path::new("/sys/kernel/btf").join(name)
 }
 
-fn no_btf(name: &str) -> KernelError {
+/// That the kernel does not describe its types.
+pub(super) fn no_btf(name: &str) -> KernelError {
     KernelError::Missing {
         feature: format!("the kernel has no type information /sys/kernel/btf/{name}"),
         next: "it needs CONFIG_DEBUG_INFO_BTF=y (and CONFIG_DEBUG_INFO_BTF_MODULES=y when smc is a module)"
@@ -389,7 +390,11 @@ fn no_btf(name: &str) -> KernelError {
     }
 }
 
-fn read_btf(name: &str) -> Result<Vec<u8>, KernelError> {
+/// The type information of the kernel (`vmlinux`) or of a module.
+///
+/// # Errors
+/// [`KernelError::Missing`], [`KernelError::Io`].
+pub(super) fn read_btf(name: &str) -> Result<Vec<u8>, KernelError> {
     let path = btf_path(name);
     match fs::read(&path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(no_btf(name)),

@@ -20,7 +20,7 @@ use super::{
     hook::Hook,
     hs_ctrl::{self, KernelTypes},
     namespace::{self, NamespaceId},
-    object::{self, Prepared, Sizes, TcProgram},
+    object::{self, LearnProgram, Prepared, Sizes, TcProgram},
     offsets::Offsets,
     pinned::{self, get_pin, pin, tc_pin},
     query::QueryProgram,
@@ -95,7 +95,7 @@ impl Info {
 }
 
 /// Elements of `smcpol_base` behind the slots': the instance's own counters, two an element.
-const CARRIED_STAT: u32 = InstanceCounters::COUNT as u32 / 2;
+const CARRIED_STAT: u32 = InstanceCounters::COUNT.div_ceil(2) as u32;
 
 /// An instance with its maps open.
 #[derive(Debug)]
@@ -328,6 +328,39 @@ impl Instance {
         self.unpin(MARK)
     }
 
+    /// A program of the learner, if it is loaded.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn learn_program(&self, program: LearnProgram) -> Result<Option<OwnedFd>, KernelError> {
+        let pin = learn_pin(program);
+        self.dir.join(pin).exists().then(|| get_pin(&self.dir, pin)).transpose()
+    }
+
+    /// Loads a program of the learner for the function or tracepoint with this BTF id.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Io`].
+    pub fn load_learn_program(
+        &self,
+        program: LearnProgram,
+        offsets: &Offsets,
+        target: u32,
+        module: Option<BorrowedFd<'_>>,
+    ) -> Result<OwnedFd, KernelError> {
+        let fd = self.prepare(Some(offsets))?.load_learn(program, target, module)?;
+        pin(&fd, &self.dir, learn_pin(program))?;
+        Ok(fd)
+    }
+
+    /// Unpins the programs of the learner, which hold the module smc.
+    ///
+    /// # Errors
+    /// [`KernelError::Io`].
+    pub fn unpin_learn_programs(&self) -> Result<(), KernelError> {
+        LearnProgram::ALL.into_iter().try_for_each(|program| self.unpin(learn_pin(program)))
+    }
+
     fn unpin(&self, name: &str) -> Result<(), KernelError> {
         remove_if_there(&self.dir.join(name))
     }
@@ -430,10 +463,19 @@ impl Instance {
     /// # Errors
     /// [`KernelError::Io`].
     pub fn set_carried_stat(&self, counters: InstanceCounters) -> Result<(), KernelError> {
-        for (element, pair) in self.carried_stat().zip(counters.to_array().chunks_exact(2)) {
-            self.set_carried(element, RuleCounters { hits: pair[0], retransmissions: pair[1] })?;
+        for (element, pair) in self.carried_stat().zip(counters.to_array().chunks(2)) {
+            let second = pair.get(1).copied().unwrap_or(0);
+            self.set_carried(element, RuleCounters { hits: pair[0], retransmissions: second })?;
         }
         Ok(())
+    }
+}
+
+/// The pin of a program of the learner.
+fn learn_pin(program: LearnProgram) -> &'static str {
+    match program {
+        LearnProgram::Clc => "learn-clc",
+        LearnProgram::Fallback => "learn-fallback",
     }
 }
 

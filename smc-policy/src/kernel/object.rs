@@ -9,7 +9,7 @@ use std::{
 use aya_obj::{
     Object,
     btf::BtfFeatures,
-    generated::{bpf_map_type, bpf_prog_type},
+    generated::{bpf_attach_type, bpf_map_type, bpf_prog_type},
 };
 use sha2::{Digest, Sha256};
 
@@ -110,6 +110,36 @@ impl TcProgram {
             Self::IngressIp => "smcpol_in_ip",
             Self::AnswersEthernet => "smcpol_ack_eth",
             Self::AnswersIp => "smcpol_ack_ip",
+        }
+    }
+}
+
+/// The learner's programs in the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LearnProgram {
+    /// At the end of `smc_clc_wait_msg`.
+    Clc,
+    /// At the tracepoint `smc_switch_to_fallback`.
+    Fallback,
+}
+
+impl LearnProgram {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Clc, Self::Fallback];
+
+    /// The program's name in the object and in the kernel.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Clc => "smcpol_clc",
+            Self::Fallback => "smcpol_fallback",
+        }
+    }
+
+    /// How it is attached.
+    pub fn attach_type(self) -> bpf_attach_type {
+        match self {
+            Self::Clc => bpf_attach_type::BPF_TRACE_FEXIT,
+            Self::Fallback => bpf_attach_type::BPF_TRACE_RAW_TP,
         }
     }
 }
@@ -252,6 +282,20 @@ impl Prepared {
         self.load("smcpol_mark", bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, None)
     }
 
+    /// Loads a program of the learner for the function or tracepoint with this BTF id.
+    ///
+    /// # Errors
+    /// [`KernelError::Refused`], [`KernelError::Object`].
+    pub fn load_learn(
+        &self,
+        program: LearnProgram,
+        target: u32,
+        module: Option<BorrowedFd<'_>>,
+    ) -> Result<OwnedFd, KernelError> {
+        let at = program.attach_type() as u32;
+        self.load(program.program(), bpf_prog_type::BPF_PROG_TYPE_TRACING, Some((target, at, module)))
+    }
+
     /// Loads a struct_ops callback for the member number `member` of the kernel's struct with this BTF id.
     ///
     /// # Errors
@@ -311,10 +355,12 @@ mod tests {
         let object = Object::parse(&OBJECT.0).unwrap();
         let callbacks = [Callback::Syn, Callback::SynAck].map(Callback::program);
         let tc = TcProgram::ALL.map(TcProgram::program);
-        for program in ["smcpol_query", "smcpol_mark"].into_iter().chain(callbacks).chain(tc) {
+        let learn = LearnProgram::ALL.map(LearnProgram::program);
+        let others = ["smcpol_query", "smcpol_mark"];
+        for program in others.into_iter().chain(callbacks).chain(tc).chain(learn) {
             assert!(object.programs.contains_key(program), "{program}");
         }
-        for name in tc {
+        for name in tc.into_iter().chain(learn) {
             assert!(name.len() <= sys::NAME_MAX, "{name} would be cut");
         }
         for map in ["smcpol_gen", "smcpol_tab0", "smcpol_tab1", "smcpol_hits", "smcpol_stat"] {

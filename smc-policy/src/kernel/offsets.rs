@@ -29,6 +29,16 @@ const FIELDS: [(&str, &str, &str, bool); 13] = [
     ("OFF_REQ_EXPIRES", "inet_request_sock", "req.rsk_timer.expires", true),
 ];
 
+/// Those that only the learner reads: in the structs of the module smc, and on the way from there.
+const SMC_FIELDS: [(&str, &str, &str); 6] = [
+    ("OFF_NET", "sock_common", "skc_net.net"),
+    ("OFF_NET_COOKIE", "net", "net_cookie"),
+    ("OFF_SOCKET_SK", "socket", "sk"),
+    ("OFF_CLCSOCK", "smc_sock", "clcsock"),
+    ("OFF_LISTEN_SMC", "smc_sock", "listen_smc"),
+    ("OFF_PEER_DIAGNOSIS", "smc_sock", "peer_diagnosis"),
+];
+
 /// Where `tcp_sock.syn_smc` is, a bit: only with CONFIG_SMC.
 fn syn_smc(vmlinux: &Btf<'_>) -> [Result<(&'static str, u32), BtfError>; 2] {
     let (offset, mask) = vmlinux.bit("tcp_sock", "syn_smc").map_or((ABSENT, 0), |(o, m)| (o, m.into()));
@@ -61,6 +71,23 @@ impl Offsets {
             .chain(syn_smc(vmlinux))
             .collect::<Result<_, _>>()
             .map(Self)
+    }
+
+    /// Adds those of SMC's own sockets, from the BTF that describes them.
+    ///
+    /// # Errors
+    /// [`BtfError`] when a field is missing.
+    pub fn with_smc(mut self, smc: &Btf<'_>) -> Result<Self, BtfError> {
+        for (global, structure, path) in SMC_FIELDS {
+            self.0.push((global, smc.offset(structure, path)?));
+        }
+        Ok(self)
+    }
+
+    /// Adds a global that is no offset.
+    pub fn with(mut self, global: &'static str, value: u32) -> Self {
+        self.0.push((global, value));
+        self
     }
 
     /// Has this kernel sockets that ask for SMC?

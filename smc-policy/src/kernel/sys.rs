@@ -714,6 +714,29 @@ pub fn cgroup_link_info(link: BorrowedFd<'_>) -> io::Result<Option<(u32, u64)>> 
     Ok(Some((info.prog_id, cgroup)))
 }
 
+/// Attaches a tracing program where it was loaded for (Linux 5.19 for all types of attachment); `at` is the type that it was
+/// loaded with. The attachment ends with the last descriptor and pin of what is returned.
+///
+/// # Errors
+/// EBUSY: the function has too many programs; the system call's.
+pub fn tracing_link_create(prog: BorrowedFd<'_>, at: bpf_attach_type) -> io::Result<OwnedFd> {
+    let mut a = attr();
+    a.link_create.__bindgen_anon_1.prog_fd = prog.as_raw_fd() as u32;
+    a.link_create.attach_type = at as u32;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut a)
+}
+
+/// The kernel's id of a link's program.
+///
+/// # Errors
+/// The system call's; EINVAL: it is no link.
+pub fn link_program(link: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: plain integers.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    object_info(link, &mut info)?;
+    Ok(info.prog_id)
+}
+
 /// The cookie of the calling thread's network namespace, unique since boot (Linux 5.14).
 ///
 /// # Errors

@@ -42,10 +42,13 @@ impl HookChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guard {
-    /// SYNs are marked; who returns the mark goes without SMC, from the first connection on.
+    /// SYNs are marked; who returns the mark goes without SMC, from the first connection on. And what [`Self::Learn`]
+    /// does.
     #[default]
     Canary,
-    /// They are not.
+    /// Who fails to negotiate goes without SMC, from the second connection on.
+    Learn,
+    /// Neither.
     Off,
 }
 

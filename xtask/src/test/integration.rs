@@ -239,10 +239,11 @@ const BEGIN: &str = "@@ begin ";
 const END: &str = "@@ end ";
 
 /// Test binaries that run once by smc_hs_ctrl and once by tc.
-const BY_BOTH_HOOKS: [&str; 15] = [
+const BY_BOTH_HOOKS: &[&str] = &[
     "echoes",
     "guard",
     "guard_canary",
+    "guard_learner",
     "guard_many",
     "guard_matrix",
     "guard_wire",

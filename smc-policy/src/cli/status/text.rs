@@ -159,6 +159,12 @@ fn guard_line(guard: &GuardDocument, counters: Option<&InstanceCounters>) -> Str
             let only = if guard.on_echo == OnEcho::LearnOnly { ", only learning" } else { "" };
             format!("canary{only}, {}", count(guard.devices, "device"))
         }
+        Guard::Learn => "learn".to_owned(),
+    };
+    let learner = match (guard.guard, guard.learns) {
+        (Guard::Off, _) => "",
+        (_, true) => ", learns from failures",
+        (_, false) => ", does not learn from failures",
     };
     let numbers = counters.map(|c| {
         [
@@ -170,6 +176,12 @@ fn guard_line(guard: &GuardDocument, counters: Option<&InstanceCounters>) -> Str
             (c.observed_quarantined, "connections only observed"),
             (c.unproven, "answers with a false mark"),
             (c.unmarked, "SYNs without room for the mark"),
+            (c.no_clc, "answers without CLC"),
+            (c.silences, "negotiations without an answer"),
+            (c.resets, "negotiations reset"),
+            (c.rdma_failures, "connections without working RDMA"),
+            (c.storm_reports, "suspicions only reported (too many known peers have some)"),
+            (c.observed_failures, "failures only observed"),
         ]
     });
     let entries = [
@@ -180,7 +192,7 @@ fn guard_line(guard: &GuardDocument, counters: Option<&InstanceCounters>) -> Str
     ];
     let all = numbers.into_iter().flatten().chain(entries);
     let said = all.filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {n} {what}"));
-    format!("{way}{}", said.collect::<String>())
+    format!("{way}{learner}{}", said.collect::<String>())
 }
 
 fn action(action: Action, out: &Output) -> String {

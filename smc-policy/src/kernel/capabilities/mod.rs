@@ -275,9 +275,9 @@ pub fn table(facts: &Facts) -> Vec<Capability> {
             "fexit_modules",
             &facts.fexit_modules,
             [
-                "failed negotiations can be watched inside smc; this version does not do so yet",
-                "failed negotiations cannot be watched inside smc; this version does not do so anyway",
-                "it can be tried as root when smc is loaded; this version does not use it yet",
+                "the echo guard learns from failed negotiations",
+                "the echo guard does not learn from failed negotiations; its canary works all the same",
+                "the echo guard tries it at the first apply when smc is loaded",
             ],
         ),
         row(

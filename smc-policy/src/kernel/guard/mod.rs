@@ -1,6 +1,8 @@
-//! The echo guard's side in the kernel: the maps that all instances share, the quarantine in them, and who marks SYNs.
+//! The echo guard's side in the kernel: the maps that all instances share, the quarantine in them, who marks SYNs, and who
+//! learns.
 
 pub mod keep;
+pub mod learner;
 pub mod mark;
 mod quarantine;
 mod shared;

@@ -27,7 +27,7 @@ const INFO_MAGIC: u32 = 0x534d_4351;
 const INFO_BYTES: usize = 16;
 
 /// Maps of the object and the names of their pins.
-pub(super) const MAPS: [(&str, &str); 11] = [
+pub(super) const MAPS: [(&str, &str); 13] = [
     ("smcpol_learned", "learned"),
     ("smcpol_entries", "commanded"),
     ("smcpol_qflags", "flags"),
@@ -39,6 +39,8 @@ pub(super) const MAPS: [(&str, &str); 11] = [
     ("smcpol_events", "events"),
     ("smcpol_reader", "reader"),
     ("smcpol_told", "told"),
+    ("smcpol_peers", "peers"),
+    ("smcpol_storm", "storm"),
 ];
 
 /// The shared maps, open.

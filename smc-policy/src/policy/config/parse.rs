@@ -40,7 +40,7 @@ const MAGIC_KEYS: [&str; 2] = ["syn", "syn_ack"];
 
 const HOOKS: [(&str, HookChoice); 3] =
     [("auto", HookChoice::Auto), ("hs_ctrl", HookChoice::HsCtrl), ("tc", HookChoice::Tc)];
-const GUARDS: [(&str, Guard); 2] = [("canary", Guard::Canary), ("off", Guard::Off)];
+const GUARDS: [(&str, Guard); 3] = [("canary", Guard::Canary), ("learn", Guard::Learn), ("off", Guard::Off)];
 const ON_ECHO: [(&str, OnEcho); 2] = [("blank", OnEcho::Blank), ("learn-only", OnEcho::LearnOnly)];
 /// Whether it is to observe.
 const MODES: [(&str, bool); 2] = [("enforce", false), ("observe", true)];
@@ -93,8 +93,8 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
     let interfaces = interfaces(&mut reader, table, &mut warnings);
     let magics = magics(&mut reader, table);
     if let Some(hook) = hook.as_ref().filter(|hook| hook.value == HookChoice::HsCtrl) {
-        // The guard has programs at devices with either hook.
-        let only_tc = guard == Guard::Off;
+        // The canary has programs at devices with either hook.
+        let only_tc = guard != Guard::Canary;
         let used = [
             ("interfaces", only_tc && interfaces != Interfaces::default()),
             ("forwarded", forwarded.as_ref().is_some_and(|forwarded| forwarded.value)),
@@ -107,12 +107,12 @@ pub fn parse(file: usize, text: &str) -> Result<Parsed, Vec<Diagnostic>> {
                 .related(hook.place, "this hook does not")
         }));
     }
-    if let Some(guard) = guard_at.filter(|guard| guard.value == Guard::Off) {
+    if let Some(guard) = guard_at.filter(|guard| guard.value != Guard::Canary) {
         let used = ["on_echo", "cgroups"].into_iter().filter_map(|key| table.get_key_value(key));
         warnings.extend(used.map(|(key, _)| {
-            let message = format!("only the guard uses `{}`", key.get_ref());
+            let message = format!("only the canary uses `{}`", key.get_ref());
             Diagnostic::warning(Code::UnusedSetting, reader.place(key.span()), message)
-                .related(guard.place, "it is off")
+                .related(guard.place, "there is none")
         }));
     }
     let defaults = Config::default();

@@ -109,7 +109,7 @@ on_echo = "learn"
 cgroups = ["system.slice", 5, "/sys/fs/cgroup/../a", "/a/b", "/a/b/", "/a/b/c", "/a"]
 "#;
     insta::assert_snapshot!(said(text), @r#"
-    error[bad-value]: `guard` is "canary" or "off", not "canari"
+    error[bad-value]: `guard` is "canary" or "learn" or "off", not "canari"
      --> config.toml:2:9
       |
     2 | guard = "canari"
@@ -202,6 +202,7 @@ fn each_key_on_its_own() {
     assert_eq!(read("on_echo = \"blank\"").on_echo, OnEcho::Blank);
     assert_eq!(read("on_echo = \"learn-only\"").on_echo, OnEcho::LearnOnly);
     assert_eq!(read("cgroups = [\"/a\"]").cgroups, [PathBuf::from("/a")]);
+    assert_eq!(read("guard = \"learn\"").guard, Guard::Learn);
     assert!(read("retransmit = \"plain\"").plain_retransmissions);
     assert!(!read("retransmit = \"keep\"").plain_retransmissions);
     assert!(read("forwarded = true").forwarded && !read("forwarded = false").forwarded);
@@ -715,19 +716,19 @@ fn what_only_tc_uses() {
     insta::assert_snapshot!(
         said("guard = \"off\"\non_echo = \"blank\"\ncgroups = [\"/sys/fs/cgroup/a\"]\n"),
         @r#"
-    warning[unused-setting]: only the guard uses `on_echo`
+    warning[unused-setting]: only the canary uses `on_echo`
      --> config.toml:2:1
       |
     1 | guard = "off"
-      |         ----- it is off
+      |         ----- there is none
     2 | on_echo = "blank"
       | ^^^^^^^
 
-    warning[unused-setting]: only the guard uses `cgroups`
+    warning[unused-setting]: only the canary uses `cgroups`
      --> config.toml:3:1
       |
     1 | guard = "off"
-      |         ----- it is off
+      |         ----- there is none
     2 | on_echo = "blank"
     3 | cgroups = ["/sys/fs/cgroup/a"]
       | ^^^^^^^
@@ -791,7 +792,11 @@ fn written(config: &Config) -> String {
     let mut text = format!(
         "hook = \"{}\"\nguard = \"{}\"\non_echo = \"{}\"\nmode = \"{}\"\nretransmit = \"{}\"\nforwarded = {}\n",
         config.hook.word(),
-        if config.guard == Guard::Canary { "canary" } else { "off" },
+        match config.guard {
+            Guard::Canary => "canary",
+            Guard::Learn => "learn",
+            Guard::Off => "off",
+        },
         if config.on_echo == OnEcho::Blank { "blank" } else { "learn-only" },
         if config.observe { "observe" } else { "enforce" },
         if config.plain_retransmissions { "plain" } else { "keep" },
@@ -834,6 +839,7 @@ fn toml_string(text: &str) -> String {
 
 fn configs() -> impl Strategy<Value = Config> {
     let hook = prop_oneof![Just(HookChoice::Auto), Just(HookChoice::HsCtrl), Just(HookChoice::Tc)];
+    let guard = prop_oneof![Just(Guard::Canary), Just(Guard::Learn), Just(Guard::Off)];
     let pattern = || vec("[!-.0-9;-~]{1,15}".prop_filter("a name", |text| text != "." && text != ".."), 0..5);
     let names = proptest::collection::btree_set("[^/\u{0}]{1,60}", 1..5)
         .prop_filter("names", |names| !names.contains("all") && !names.contains(".") && !names.contains(".."))
@@ -854,10 +860,10 @@ fn configs() -> impl Strategy<Value = Config> {
             !all.iter().any(|a| all.iter().any(|b| inside(a, b)))
         })
         .prop_map(|all| all.into_iter().map(PathBuf::from).collect::<Vec<_>>());
-    (hook, any::<[bool; 5]>(), pattern(), pattern(), namespaces, magics, cgroups).prop_map(
+    ((hook, guard), any::<[bool; 4]>(), pattern(), pattern(), namespaces, magics, cgroups).prop_map(
         |(
-            hook,
-            [observe, plain_retransmissions, forwarded, canary, blank],
+            (hook, guard),
+            [observe, plain_retransmissions, forwarded, blank],
             include,
             exclude,
             namespaces,
@@ -871,7 +877,7 @@ fn configs() -> impl Strategy<Value = Config> {
             plain_retransmissions,
             forwarded,
             magics,
-            guard: if canary { Guard::Canary } else { Guard::Off },
+            guard,
             on_echo: if blank { OnEcho::Blank } else { OnEcho::LearnOnly },
             cgroups,
         },
