@@ -1,6 +1,8 @@
 //! The main job, shown on a real kernel: what `cargo xtask demo` runs inside the lab.
 //!
-//! Two services speak SMC; a policy keeps one of them on plain TCP, which `explain` explains; `detach` brings SMC back.
+//! Two services speak SMC, and a server that echoes TCP options makes connections hang; a policy keeps one of the services on
+//! plain TCP, which `explain` explains, and the echo guard that comes with it makes the first connection to that server work;
+//! `detach` brings SMC back.
 //! Everything printed is the output of the commands and connections that it names; a surprise is a failure (exit code 1).
 
 use std::{
@@ -8,11 +10,20 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use smc_policy_tests::{Kind, Listener, Outcome, Transport, connection::exchange, netns, ueid};
+use smc_policy_tests::{
+    Kind, Listener, Outcome, Transport,
+    connection::exchange,
+    echo_peer::{Behaviour, EchoPeer, Style},
+    meeting::{HELLO, Meeting},
+    netns, ueid,
+};
 
 /// In the VPC of the example policy, and outside of it.
 const SERVICES: [(Ipv4Addr, u16); 2] =
     [(Ipv4Addr::new(10, 1, 0, 5), 6379), (Ipv4Addr::new(203, 0, 113, 7), 443)];
+
+/// A server of ours behind a load balancer that sends back the options of a SYN.
+const ECHOES: (Ipv4Addr, u16) = (Ipv4Addr::new(10, 77, 0, 5), 8080);
 
 fn main() -> ExitCode {
     let Some(policy) = std::env::args().nth(1) else {
@@ -38,12 +49,27 @@ fn story(policy: &str) -> Result<(), String> {
     title("Two services, no policy: both connections are SMC");
     connect(&services, [true, true])?;
 
+    title("A server of ours that sends TCP options back: ping works, connections die");
+    let echoes = EchoPeer::start("echo0");
+    echoes.set(Style::All, Behaviour::Silent);
+    let met = meet(&echoes);
+    if met.result.is_ok() {
+        return Err("it worked without the tool".to_owned());
+    }
+
     title("A policy: SMC only inside our own networks");
     smc_policy(&["check", policy], 0)?;
     smc_policy(&["apply", policy], 0)?;
 
     title("At once, the one outside is plain TCP, the other stays SMC");
     connect(&services, [true, false])?;
+
+    title("The server that echoes: its first connection works already, and it is remembered");
+    let met = meet(&echoes);
+    if met.reason() != Some(0x0301_0000) || met.got != HELLO {
+        return Err(format!("{met}"));
+    }
+    smc_policy(&["quarantine", "list"], 0)?;
 
     title("Why?");
     smc_policy(&["explain", "203.0.113.7:443"], 1)?;
@@ -55,8 +81,10 @@ fn story(policy: &str) -> Result<(), String> {
     connect(&services, [true, true])?;
 
     println!(
-        "\nSeen: without a policy both services spoke SMC; under the policy {} stayed plain TCP and {} kept SMC; \
-         after detach both speak SMC again.",
+        "\nSeen: without a policy both services spoke SMC, and connections to {0}:{1} died; under the policy {2} stayed plain TCP, \
+         {3} kept SMC, and the first connection to {0}:{1} worked; after detach both speak SMC again.",
+        ECHOES.0,
+        ECHOES.1,
         services[1].address(),
         services[0].address()
     );
@@ -82,6 +110,25 @@ fn connect(services: &[Listener; 2], smc: [bool; 2]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Connects to the server that echoes, and says what became of that at both ends.
+fn meet(peer: &EchoPeer) -> Meeting {
+    let to = SocketAddr::new(ECHOES.0.into(), ECHOES.1);
+    let met = Meeting::arrange(peer, Kind::AfSmc, to, Behaviour::Silent);
+    let got = match met.got.strip_suffix(HELLO) {
+        Some([]) => "what was sent and nothing else".to_owned(),
+        _ => format!("{} bytes of SMC in the place of its own protocol", met.got.len()),
+    };
+    let what = match &met.result {
+        Ok(Transport::Fallback(reason, _)) => format!("TCP, reason {reason:#010x}"),
+        Ok(other) => other.to_string(),
+        // Without the number.
+        Err(error) => error.to_string().split(" (os error").next().unwrap_or_default().to_lowercase(),
+    };
+    let word = if met.result.is_ok() { "connected in" } else { "failed after" };
+    println!("  {:<18}{what:<26}{word} {:>6.1?}, the server got {got}", to.to_string(), met.time);
+    met
 }
 
 /// What carries the connection, in few words.
