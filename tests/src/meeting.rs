@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// What became of a connection.
 #[derive(Debug)]
 pub struct Meeting {
-    /// What carried it; or what connect(2) said.
+    /// What carried it; or what connect(2) said, or that it was gone at once.
     pub result: Result<Transport, io::Error>,
     /// Duration of connect(2).
     pub time: Duration,
@@ -31,7 +31,7 @@ impl Meeting {
     /// Connects, says [`HELLO`], and waits for what a peer of this behaviour answers.
     ///
     /// # Panics
-    /// When the kernel does not tell what carries the connection, or no SYN came to the peer.
+    /// When no SYN came to the peer.
     #[track_caller]
     #[must_use]
     pub fn arrange(peer: &EchoPeer, kind: Kind, to: SocketAddr, behaviour: Behaviour) -> Self {
@@ -39,18 +39,25 @@ impl Meeting {
         let half = Half::connect(kind, None, to);
         let failed_after = start.elapsed();
         let port = peer.syns().last().expect("a SYN came").port;
+        // A peer that resets on the first bytes of SMC may have done so by the time the kernel is asked.
         let half = match half {
-            Ok(half) => half,
-            Err(failure) => {
+            Ok(half) => match half.judge() {
+                Ok(end) => Ok((half, end)),
+                Err(_) => Err(io::ErrorKind::ConnectionReset.into()),
+            },
+            Err(failure) => Err(failure.error),
+        };
+        let (half, end) = match half {
+            Ok(open) => open,
+            Err(error) => {
                 // What was sent before that is on its way.
                 while peer.received(port).is_empty() && start.elapsed() < failed_after + LIMIT / 5 {
                     thread::sleep(Duration::from_millis(2));
                 }
                 let got = peer.received(port);
-                return Self { result: Err(failure.error), time: failed_after, got, said: vec![] };
+                return Self { result: Err(error), time: failed_after, got, said: vec![] };
             }
         };
-        let end = half.judge().unwrap_or_else(|failure| panic!("{kind:?} to {to}: {failure}"));
         let mut stream = half.stream();
         // A peer that has reset the connection already gets nothing.
         let is_sent = stream.write_all(HELLO).is_ok();
