@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(kinds(Style::OnlyKnown), [2, 3]);
         assert_eq!(kinds(Style::Strips), [2]);
         assert_eq!((Style::Drops254.answer(&block), Style::DropsUnknown.answer(&block)), (None, None));
-        assert_eq!(Style::of("fd77::10".parse().unwrap()), None);
+        assert_eq!(Style::of("fd77::100".parse().unwrap()), None);
         assert_eq!(Style::of("fd77::a".parse().unwrap()), Some(Style::WholeBlock));
     }
 }
