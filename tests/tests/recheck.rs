@@ -214,7 +214,7 @@ fn without_a_policy_it_works_on_what_is_saved() {
 #[test]
 fn it_refuses_to_be_deceived_by_this_hosts_own_policy() {
     needs!(Root, Tool, Netns, Bpffs);
-    Lab::run(|lab| {
+    Lab::run_without_smc_d(|lab| {
         lab.home.write("etc/config.toml", "hook = \"tc\"\nforwarded = true\n");
         lab.apply(ALLOW);
         lab.home.run(["quarantine", "add", "127.0.0.2:1", "--cause", "probe"]).ok();
