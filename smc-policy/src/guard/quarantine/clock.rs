@@ -60,7 +60,9 @@ impl Clock {
     /// It holds no longer than it would have from `saved` on, whatever the clock says (one that begins in 1970 after each
     /// boot would keep it for decades), and never more than 7 d.
     pub fn entry(&self, record: &Record, saved: u64) -> Option<Entry> {
-        let left = record.until.saturating_mul(SECOND).checked_sub(self.wall).filter(|left| *left > 0)?;
+        // Of less than a second nothing comes back: lists call that expired.
+        let holds = record.until > self.now();
+        let left = record.until.saturating_mul(SECOND).checked_sub(self.wall).filter(|_| holds)?;
         let left_then = record.until.saturating_sub(saved).saturating_mul(SECOND);
         let left = left.min(left_then).min(longest() * SECOND);
         let [first, last] = [record.first_seen, record.last_seen].map(|seen| self.boot_of(seen));
@@ -99,6 +101,22 @@ mod tests {
         let [just, over] = [3599, 3600].map(|off| Clock { boot: SECOND, wall: THEN.wall + off * SECOND });
         assert_eq!(just.entry(&saved, THEN.now()).unwrap().until, 2 * SECOND);
         assert_eq!(over.entry(&saved, THEN.now()), None);
+    }
+
+    #[test]
+    fn what_lists_call_expired_does_not_come_back() {
+        let saved = held(THEN.now() + 3600);
+        for (left, comes_back) in
+            [(2 * SECOND, true), (SECOND + 1, true), (SECOND, true), (SECOND - 1, false), (1, false)]
+        {
+            let clock = Clock { boot: SECOND, wall: THEN.wall + 3600 * SECOND - left };
+            let entry = clock.entry(&saved, THEN.now());
+            assert_eq!((entry.is_some(), saved.until > clock.now()), (comes_back, comes_back), "{left}");
+            assert!(
+                entry.is_none_or(|entry| entry.until == SECOND + left),
+                "no longer and no shorter than that"
+            );
+        }
     }
 
     #[test]
