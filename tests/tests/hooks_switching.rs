@@ -55,7 +55,7 @@ fn hooks_are_switched_without_a_gap() {
         let services = Services::open();
         apply(lab, &services, Hook::HsCtrl, OLD).ok();
         Traffic::run(&services, OLD, rng, |traffic| {
-            // As many are worth smaller tables afterwards (smc-policy/src/kernel/apply.rs, `WASTEFUL_CELLS`).
+            // As many are worth smaller tables afterwards (smc-policy/src/kernel/apply/sizes.rs, `WASTEFUL_CELLS`).
             let large = if is_full() { 135_000 } else { 2_000 };
             for (hook, number, extra, version_change, expected) in [
                 (Hook::Tc, OLD, 0, false, "switched"),

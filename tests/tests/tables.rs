@@ -7,7 +7,7 @@ use smc_policy_tests::lab::{assert_denied, listen};
 use smc_policy_tests::{Kind, Lab, Run, is_full, needs_hook};
 
 /// Networks that do not touch each other. Fewer than a hundred thousand would not make tables of the size that is worth
-/// replacing by smaller ones (smc-policy/src/kernel/apply.rs, `WASTEFUL_CELLS`).
+/// replacing by smaller ones (smc-policy/src/kernel/apply/sizes.rs, `WASTEFUL_CELLS`).
 fn networks(count: u32) -> String {
     let mut text = String::from("[[rule]]\nname = \"bulk\"\naction = \"deny\"\npeers = [\n");
     for number in 0..count {
