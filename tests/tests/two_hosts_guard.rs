@@ -2,19 +2,24 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test code")]
 
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 
 use smc_policy::kernel::guard::{Quarantine, Store};
+use smc_policy_common::quarantine::Entry;
 use smc_policy_tests::connection::Failure;
 use smc_policy_tests::enforce::{Enforced, Hook};
 use smc_policy_tests::joined::{Joined, Role};
-use smc_policy_tests::{Half, Kind, Lab, Listener, Transport, needs};
+use smc_policy_tests::{Half, Kind, Lab, Listener, Transport, eventually, needs};
 
 const PORT: u16 = 6003;
 const ALLOW: &str = "[[rule]]\nname = \"all\"\naction = \"allow\"\n";
 
 /// Connections whose data may be lost: on machines that get no processor for a while, the software RDMA device gives up.
 const MAY_BREAK: usize = 3;
+
+/// So often a server is restarted.
+const RESTARTS: usize = 20;
 
 /// This host's end of one connection: what carries it, and whether a byte went each way.
 fn once(joined: &mut Joined, listener: Option<&Listener>, to: SocketAddr) -> (Transport, bool) {
@@ -69,4 +74,81 @@ fn smc_r_is_kept_through_a_hundred_connections() {
         joined.step("judged");
     }
     assert!(broken <= MAY_BREAK, "{broken} connections broke");
+}
+
+/// Serves until `is_over`, then goes at once with all its connections.
+fn serve(address: SocketAddr, is_over: &AtomicBool) {
+    let listener = Listener::bind(Kind::AfSmc, address);
+    let mut open = Vec::new();
+    while let Ok(half) = listener.accept(is_over) {
+        open.push(half);
+        if open.len() > 20 {
+            open.clear();
+        }
+    }
+}
+
+/// A genuine server is restarted again and again while clients connect. No entry holds longer than a minute, and when it has
+/// ended, connections are SMC-R as before. (That a minute is enough is waited for in guard_learner.rs, with --full.)
+#[test]
+fn a_restarted_server_gets_smc_r_again() {
+    needs!(Root, Peer, Tool, Bpffs, Smc, SmcDiag);
+    let mut joined = Joined::meet("a_restarted_server_gets_smc_r_again");
+    joined.set_up_smc_r(PORT);
+    let to = SocketAddr::new(Role::Server.addresses()[0], PORT);
+    let lab = Lab::default();
+    let enforced = Enforced::nothing(&lab);
+    for hook in Hook::all() {
+        enforced.change(ALLOW, "", hook);
+        joined.step("in force");
+        // It is known to speak SMC, as a server is that restarts.
+        assert!(joined.connect(Kind::AfSmc, to.ip(), PORT).is_smc_r());
+        match joined.role {
+            Role::Server => {
+                for _ in 0..RESTARTS {
+                    let is_over = AtomicBool::new(false);
+                    thread::scope(|scope| {
+                        scope.spawn(|| serve(to, &is_over));
+                        joined.step("it goes");
+                        is_over.store(true, Ordering::Release);
+                    });
+                }
+            }
+            Role::Client => {
+                let (no_more, failed, succeeded) =
+                    (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+                thread::scope(|scope| {
+                    for _ in 0..4 {
+                        scope.spawn(|| {
+                            while !no_more.load(Ordering::Acquire) {
+                                match Half::connect(Kind::AfSmc, None, to) {
+                                    Ok(_) => succeeded.fetch_add(1, Ordering::Relaxed),
+                                    Err(_) => failed.fetch_add(1, Ordering::Relaxed),
+                                };
+                            }
+                        });
+                    }
+                    for _ in 0..RESTARTS {
+                        let before = succeeded.load(Ordering::Relaxed);
+                        eventually("it serves", || succeeded.load(Ordering::Relaxed) >= before + 3);
+                        joined.step("it goes");
+                    }
+                    no_more.store(true, Ordering::Release);
+                });
+                println!("{hook}: {failed:?} of the storm's connections failed, {succeeded:?} did not");
+            }
+        }
+        joined.step("the storm is over");
+        let quarantine = Quarantine::open(&lab.pins()).unwrap().expect("a quarantine");
+        let entries = quarantine.list(Store::Learned).unwrap();
+        println!("{hook}, {:?}: {entries:?}, {:#}", joined.role, lab.status()["counters"]);
+        for (key, entry) in entries {
+            assert!(entry.span <= 60, "{key:?}: {entry:?}");
+            quarantine.put(Store::Learned, key, &Entry { until: entry.last_seen, ..entry }).unwrap();
+        }
+        joined.step("what was learned has ended");
+        let met = joined.connect(Kind::AfSmc, to.ip(), PORT);
+        assert!(met.is_smc_r(), "{hook}: {met}");
+        joined.step("judged");
+    }
 }
