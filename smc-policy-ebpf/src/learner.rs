@@ -14,15 +14,15 @@ use aya_ebpf::{
 };
 use smc_policy_common::{
     counters::InstanceCounters,
-    learner::{CLC_ACCEPT, Ending, PEERS, Peer, Storm, is_rdma_failure},
-    quarantine::{Cause, ECHO_SPAN, Entry, Key, next_span},
+    learner::{CLC_ACCEPT, Ending, PEERS, Peer, Storm, evidence_length, is_rdma_failure},
+    quarantine::{Cause, Entry, Key},
     query::{Direction, Query},
 };
 
 use crate::{
     decision::InForce,
     maps,
-    quarantine::{self, Held},
+    quarantine::{self, Held, PROOF},
     sock::{OFF_CLCSOCK, OFF_LISTEN_SMC, Smc},
     sock_ops,
 };
@@ -193,11 +193,14 @@ fn ended(query: &Query, ending: Ending, bytes: u64) {
         }
         Ending::NoClc => {
             if counts(query, |stat| &mut stat.no_clc) {
-                let span = match quarantine::learned(&key) {
-                    Some(entry) => next_span(entry, now, ECHO_SPAN),
-                    None => ECHO_SPAN,
+                let proof = Held {
+                    cause: Cause::NoClc,
+                    directions: Entry::OUTBOUND,
+                    span: PROOF,
+                    evidence: bytes,
+                    evidence_length: evidence_length(bytes),
                 };
-                Held { cause: Cause::NoClc, directions: Entry::OUTBOUND, span, evidence: bytes }.hold(&key);
+                proof.hold(&key);
             }
         }
         Ending::Silence => {
@@ -230,7 +233,7 @@ fn suspect(key: &Key, cause: Cause, now: u64) {
         return;
     }
     let span = peer.suspect(before.map(|entry| &*entry), now);
-    Held { cause, directions: Entry::OUTBOUND, span, evidence: 0 }.hold(key);
+    Held { cause, directions: Entry::OUTBOUND, span, evidence: 0, evidence_length: 0 }.hold(key);
 }
 
 #[inline(always)]
@@ -244,10 +247,6 @@ fn rdma_failed(query: &Query) {
     if !peer.path_failed(now) {
         return;
     }
-    let span = match quarantine::learned(&key) {
-        Some(entry) => next_span(entry, now, ECHO_SPAN),
-        None => ECHO_SPAN,
-    };
     let directions = Entry::OUTBOUND | Entry::INBOUND;
-    Held { cause: Cause::RdmaPath, directions, span, evidence: 0 }.hold(&key);
+    Held { cause: Cause::RdmaPath, directions, span: PROOF, evidence: 0, evidence_length: 0 }.hold(&key);
 }

@@ -10,7 +10,6 @@ use smc_policy_common::{
     canary::Opening,
     echoed::{ADDRESSES, Echoed},
     event::{Event, WANTS_GUARD},
-    learner::evidence_length,
     quarantine::{
         COMMANDED_ENTRIES, Cause, ECHO_SPAN, Entry, FLAG_COMMANDED, FLAG_LEARNED, FLAGS, Key,
         LEARNED_ENTRIES, Learned, next_span,
@@ -100,10 +99,20 @@ pub extern "C" fn smcpol_holds(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
 #[inline(always)]
 pub fn learn(opening: &Opening, cause: Cause, nonce: u32) {
     let Opening { peer, peer_port, .. } = *opening;
-    let how = (cause as u64) << 16 | u64::from(nonce) << 32;
-    smcpol_learn(peer.hi, peer.lo, how | u64::from(peer_port));
+    let short = matches!(cause, Cause::ShortEcho);
+    let length = if short { CANARY_SHORT } else { CANARY_LENGTH };
+    let ([exid_0, exid_1], [a, b, c, d]) = (CANARY_EXID.to_be_bytes(), nonce.to_be_bytes());
+    let option = [EXPERIMENTAL, length, exid_0, exid_1, a, b, c, d];
+    let echo = Held {
+        cause,
+        directions: Entry::OUTBOUND,
+        span: PROOF,
+        evidence: u64::from_be_bytes(option),
+        evidence_length: length,
+    };
+    echo.hold(&Key::new(peer, peer_port));
     if smcpol_echoes(peer.hi, peer.lo, peer_port.into()) != 0 {
-        smcpol_learn(peer.hi, peer.lo, how);
+        echo.hold(&Key::new(peer, 0));
     }
 }
 
@@ -153,70 +162,6 @@ pub extern "C" fn smcpol_reset(peer_hi: u64, peer_lo: u64, local_hi: u64, local_
     0
 }
 
-/// As a global function: what it keeps at hand takes no room in the callers' frames. `how`: the port, the cause from bit 16
-/// on, the nonce from bit 32 on.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub extern "C" fn smcpol_learn(peer_hi: u64, peer_lo: u64, how: u64) -> u64 {
-    let key = Key::new(Addr { hi: peer_hi, lo: peer_lo }, how as u16);
-    let (cause, nonce) = ((how >> 16) as u8, (how >> 32) as u32);
-    // SAFETY: takes no argument.
-    let now = unsafe { bpf_ktime_get_boot_ns() };
-    let Some(count) = COUNT.get_ptr_mut(0) else { return 0 };
-    match LEARNED.get_ptr_mut(&key) {
-        Some(entry) => {
-            // SAFETY: elements of the maps, not null. Two CPUs that learn the same at once may cost a count; the times
-            // that they write are the same but for moments.
-            unsafe {
-                let span = next_span(&*entry, now, ECHO_SPAN);
-                (*entry).span = span;
-                (*entry).until = now.wrapping_add(u64::from(span) * 1_000_000_000);
-                (*entry).last_seen = now;
-                (*entry).count = (*entry).count.wrapping_add(1);
-                (*entry).cause = cause;
-                (*entry).directions |= Entry::OUTBOUND;
-                (*count).renewed += 1;
-            }
-            if events::are_wanted(WANTS_GUARD) {
-                events::smcpol_entered(&key, entry, Event::RENEWED.into());
-            }
-        }
-        None => {
-            let short = nonce == 0 && cause == Cause::ShortEcho as u8;
-            let length = if short { CANARY_SHORT } else { CANARY_LENGTH };
-            let ([exid_0, exid_1], [a, b, c, d]) = (CANARY_EXID.to_be_bytes(), nonce.to_be_bytes());
-            let entry = Entry {
-                until: now.wrapping_add(u64::from(ECHO_SPAN) * 1_000_000_000),
-                first_seen: now,
-                last_seen: now,
-                count: 1,
-                span: ECHO_SPAN,
-                cause,
-                directions: Entry::OUTBOUND,
-                evidence_length: length,
-                resets: 0,
-                reserved: [0; 4],
-                evidence: [EXPERIMENTAL, length, exid_0, exid_1, a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0],
-            };
-            let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
-            // SAFETY: as above.
-            unsafe {
-                (*count).inserted += u64::from(inserted);
-                (*count).refused += u64::from(!inserted);
-            }
-            if inserted && events::are_wanted(WANTS_GUARD) {
-                events::smcpol_entered(&key, &entry, 0);
-            }
-        }
-    }
-    // After the entry: whoever sees the flag finds it.
-    if let Some(flag) = FLAG.get_ptr_mut(FLAG_LEARNED) {
-        // SAFETY: an element of the map, 8 bytes and aligned; others may store to it at any time.
-        unsafe { flag.write_volatile(1) };
-    }
-    0
-}
-
 /// The learned entry of exactly this key, whether it holds or not.
 #[inline(always)]
 pub fn learned(key: &Key) -> Option<&'static Entry> {
@@ -243,38 +188,47 @@ pub struct Held {
     pub cause: Cause,
     /// [`Entry::OUTBOUND`], [`Entry::INBOUND`].
     pub directions: u8,
-    /// Seconds from now.
+    /// Seconds from now, or [`PROOF`].
     pub span: u32,
-    /// The first bytes that the peer sent, big-endian.
+    /// What the peer sent, big-endian.
     pub evidence: u64,
+    /// How many bytes of that there are, 0 to 8.
+    pub evidence_length: u8,
 }
+
+/// As a span: an hour, more if the peer was in quarantine before ([`next_span`]).
+pub const PROOF: u32 = 0;
 
 impl Held {
     /// Makes it, or makes the one that is there say it.
     #[inline(always)]
     pub fn hold(&self, key: &Key) {
-        let Self { cause, directions, span, evidence } = *self;
+        let Self { cause, directions, span, evidence, evidence_length } = *self;
         let how = u64::from(key.port as u16)
             | (cause as u64) << 16
             | u64::from(directions) << 24
+            | u64::from(evidence_length) << 28
             | u64::from(span) << 32;
         smcpol_hold(key.peer.hi, key.peer.lo, how, evidence);
     }
 }
 
-/// As a global function, like `smcpol_learn`. `how`: the port, the cause from bit 16 on, the directions from bit 24 on, the
-/// span from bit 32 on.
+/// As a global function: what it keeps at hand takes no room in the callers' frames. `how`: the port, from bit 16 on the
+/// cause, 24 the directions, 28 the length of the evidence, 32 the span.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn smcpol_hold(peer_hi: u64, peer_lo: u64, how: u64, evidence: u64) -> u64 {
     let key = Key::new(Addr { hi: peer_hi, lo: peer_lo }, how as u16);
-    let (cause, directions, span) = ((how >> 16) as u8, (how >> 24) as u8, (how >> 32) as u32);
+    let (cause, directions, span) = ((how >> 16) as u8, (how >> 24 & 15) as u8, (how >> 32) as u32);
+    let evidence_length = (how >> 28 & 15) as u8;
     // SAFETY: takes no argument.
     let now = unsafe { bpf_ktime_get_boot_ns() };
+    let span = match (span, learned(&key)) {
+        (PROOF, Some(entry)) => next_span(entry, now, ECHO_SPAN),
+        (PROOF, None) => ECHO_SPAN,
+        (span, _) => span,
+    };
     let until = now.wrapping_add(u64::from(span) * 1_000_000_000);
-    let evidence_length = evidence_length(evidence);
-    let [a, b, c, d, e, f, g, h] = evidence.to_be_bytes();
-    let evidence = [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0];
     let Some(count) = COUNT.get_ptr_mut(0) else { return 0 };
     match LEARNED.get_ptr_mut(&key) {
         Some(entry) => {
@@ -288,7 +242,11 @@ pub extern "C" fn smcpol_hold(peer_hi: u64, peer_lo: u64, how: u64, evidence: u6
                 (*entry).cause = cause;
                 (*entry).directions |= directions;
                 (*entry).evidence_length = evidence_length;
-                (*entry).evidence = evidence;
+                // Word by word (it begins at a multiple of 8): an array in between would not fit the stack, 512 bytes with the
+                // callers' frames.
+                let words = (&raw mut (*entry).evidence).cast::<u64>();
+                words.write(evidence.to_be());
+                words.add(1).write(0);
                 (*count).renewed += 1;
             }
             if events::are_wanted(WANTS_GUARD) {
@@ -296,6 +254,7 @@ pub extern "C" fn smcpol_hold(peer_hi: u64, peer_lo: u64, how: u64, evidence: u6
             }
         }
         None => {
+            let [a, b, c, d, e, f, g, h] = evidence.to_be_bytes();
             let entry = Entry {
                 until,
                 first_seen: now,
@@ -305,8 +264,9 @@ pub extern "C" fn smcpol_hold(peer_hi: u64, peer_lo: u64, how: u64, evidence: u6
                 cause,
                 directions,
                 evidence_length,
-                evidence,
-                ..Entry::default()
+                resets: 0,
+                reserved: [0; 4],
+                evidence: [a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0],
             };
             let inserted = LEARNED.insert(&key, &entry, 0).is_ok();
             // SAFETY: as above.
