@@ -20,8 +20,11 @@ const THIRD: u64 = 0b0011;
 fn assert_untold(lab: &Lab, services: &Services, enforced: u64, says: &[&str]) {
     assert_eq!(services.enforced(), enforced);
     let subject = services.0[0].address().to_string();
-    let run = lab.home.run(["explain", &subject]).refused(3, says);
-    assert_eq!(run.stdout, "", "no answer: {run:#?}");
+    let policy = services.file(lab, NEW);
+    for question in [["explain", &subject], ["plan", &policy]] {
+        let run = lab.home.run(question).refused(3, says);
+        assert_eq!(run.stdout, "", "no answer: {run:#?}");
+    }
     let run = lab.home.run(["status"]).expect_code(1);
     for words in says {
         assert!(run.stdout.contains(words), "'{words}' is not in {run:#?}");

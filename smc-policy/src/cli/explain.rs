@@ -21,7 +21,6 @@ use crate::{
         guard::{Quarantine, keep},
         hs_ctrl::Selected,
         instance::Instance,
-        state::State,
     },
     paths::Paths,
     policy::{
@@ -220,23 +219,13 @@ fn by_what_is_in_force(
 
 /// The policy in force, from its record. `None`: there is none.
 fn in_force(paths: &Paths) -> Result<Option<Judge>, Failure> {
-    let state = State::read(paths)?;
-    if let Some(trouble) = state.trouble(paths) {
-        return Err(Failure::new(Exit::Host, trouble));
-    }
-    let (Some(instance), Some(record)) = (state.instance, state.record) else { return Ok(None) };
-    let (policy, slots) = record.policy().ok_or_else(|| {
-        Failure::new(
-            Exit::Host,
-            format!(
-                "generation {} was applied by smc-policy {}, and this version does not accept its policy: \
-                 `smc-policy apply` another, or use that version",
-                record.generation, record.tool
-            ),
-        )
-    })?;
+    let Some(super::in_force::Recorded { instance, record, policy, slots, selected }) =
+        super::in_force::read(paths)?
+    else {
+        return Ok(None);
+    };
     let files_differ = super::status::files_differ(paths, &record);
-    let beside = match state.selected {
+    let beside = match selected {
         Selected::Foreign(name) => Some(name),
         _ => None,
     };

@@ -13,6 +13,7 @@ mod config;
 mod confirm;
 mod detach;
 mod explain;
+mod in_force;
 mod live;
 mod monitor;
 mod outcome;

@@ -6,14 +6,14 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    check,
+    check, in_force,
     outcome::{Done, Exit},
     output::{Output, Style, columns},
     sources,
     words::count,
 };
 use crate::{
-    kernel::{capability, state::State},
+    kernel::capability,
     paths::Paths,
     policy::{
         Action, Change, Policy,
@@ -78,15 +78,9 @@ pub(super) fn run(paths: &Paths, arguments: &PlanArguments, out: &mut Output) ->
     let (_, files) = sources::read_absolute(paths, &arguments.paths)?;
     let new = check::usable(&files, out)?;
     capability::require("plan")?;
-    let state = State::read(paths)?;
-    let in_force = state.in_force().and_then(|(_, record)| Some((record.generation, record.policy()?.0)));
-    if in_force.is_none()
-        && let Some(trouble) = state.trouble(paths)
-    {
-        out.warn(&format!("{trouble}; the plan is compared with no policy"));
-    }
-    let generation = in_force.as_ref().map(|(generation, _)| *generation);
-    let old = in_force.map(|(_, policy)| policy).unwrap_or_default();
+    let in_force = in_force::read(paths)?;
+    let generation = in_force.as_ref().map(|in_force| in_force.record.generation);
+    let old = in_force.map(|in_force| in_force.policy).unwrap_or_default();
     let changes = diff(&old, &new);
     let (found, note) = match flips(&old, &new) {
         Ok(found) => (Some(found), None),

@@ -42,14 +42,11 @@ pub fn lists(files: &[SourceFile]) -> Vec<PathBuf> {
 
 /// Where a `peers_file` is: relative to the file that names it.
 fn list_path(policy: &Path, name: &str) -> PathBuf {
-    // `./list` is the same file.
-    policy
-        .parent()
-        .unwrap_or(Path::new(""))
-        .join(name)
-        .components()
-        .filter(|part| *part != Component::CurDir)
-        .collect()
+    let path = policy.parent().unwrap_or(Path::new("")).join(name);
+    // `./list` is the same file as `list`.
+    let plain: PathBuf = path.components().filter(|part| *part != Component::CurDir).collect();
+    // `.` itself: no file, and to be named in the error.
+    if plain.as_os_str().is_empty() { path } else { plain }
 }
 
 /// Reads a policy as it is at the moment `now`. `files`: the policy files in the order of [`super::folder::files`] (none is

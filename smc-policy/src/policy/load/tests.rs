@@ -137,6 +137,8 @@ fn lists_are_read_from_where_the_policy_file_is() {
     let policy_file = SourceFile::policy("/etc/p.d/a.toml", text);
     let wanted = lists(std::slice::from_ref(&policy_file));
     assert_eq!(wanted, ["/etc/p.d/lists/cdn.txt", "/srv/all.txt"].map(PathBuf::from));
+    let folder = SourceFile::policy("a.toml", "[[rule]]\npeers_file = \".\"\n");
+    assert_eq!(lists(&[folder]), [PathBuf::from(".")], "not a file without a name");
     let files = [
         policy_file,
         SourceFile::list(&wanted[0], "10.0.0.0/8 # all of it\n\n2001:db8::/32\n"),
